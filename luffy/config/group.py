@@ -9,7 +9,15 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
 
 from luffy.config.strict import Fraction, ImportPath, PositiveShare, Share, ShareBelowOne, StrictModel
-from luffy.config.terms import ScheduledValue, Written, bounds, depends_on_length
+from luffy.config.terms import (
+    HintLevel,
+    LevelByHistory,
+    ScheduledValue,
+    Written,
+    bounds,
+    constant,
+    depends_on_length,
+)
 
 
 class _Advantage(Written):
@@ -248,6 +256,15 @@ class GuidanceConfig(StrictModel):
     """Weight of the previous running pass rate when a new group's is averaged in; 0: only the last group counts."""
 
 
+class HintedGroupsConfig(StrictModel):
+    """Whole groups under a hint, beside groups of the bare prompt: QuestA (arXiv 2507.13266), POPE (2601.18779)."""
+
+    share: PositiveShare = 1.0
+    """Probability that a group is hinted."""
+    level: HintLevel = constant(1.0)
+    """Number of the level, from 1; a schedule is rounded."""
+
+
 class HintConfig(StrictModel):
     """Rollouts under a prompt that shows the first steps of a trace, where rollouts of the bare prompt fail. Guide
     (arXiv 2506.13923) and Scaf-GRPO (2510.19807). The steps of a trace are the lines of its reasoning, or its words
@@ -270,8 +287,21 @@ class HintConfig(StrictModel):
     template: str = "{prompt}\n\nHint: {hint}"
     """Last user message of the hinted prompt; `{prompt}` is its text without the hint. A language model has to be told
     to solve the problem from the start instead of continuing the hint."""
+    groups: HintedGroupsConfig | None = None
+    """Groups that are hinted whether or not the bare prompt is solved, all rows at one level; None: only where it
+    fails."""
 
     def _complaints(self) -> Iterator[str]:
+        if self.groups is not None:
+            if (self.keep, self.learn) != ("all", "hinted"):
+                yield "groups are learned as they are sampled; set keep: all and learn: hinted"
+            for name in ("rows_per_level", "accuracy_at_most", "after"):
+                if getattr(self, name) != type(self).model_fields[name].default:
+                    yield f"{name} has no effect with groups, which wait for no failure; remove it"
+            if not isinstance(self.groups.level, LevelByHistory):
+                low, high = bounds(self.groups.level)
+                if round(low) < 1 or round(high) > len(self.levels):
+                    yield f"groups.level runs from {low:g} to {high:g}; there are levels 1 to {len(self.levels)}"
         if any(low >= high for low, high in itertools.pairwise(self.levels)):
             yield f"levels {list(self.levels)} must rise: a higher level shows more of the trace"
         yield from slot_complaints(self.template, "prompt", "hint")
@@ -279,6 +309,10 @@ class HintConfig(StrictModel):
     @property
     def num_rows(self) -> int:
         return len(self.levels) * self.rows_per_level
+
+    @property
+    def depends_on_length(self) -> bool:
+        return self.after > 0 or (self.groups is not None and depends_on_length(self.groups.level))
 
 
 class AnchorConfig(StrictModel):
@@ -343,16 +377,16 @@ class GroupConfig(StrictModel):
                 yield f"{name} has no effect with off_policy: 0; set the number of off-policy rows"
         if self.guidance is not None and self.off_policy == size:
             yield "guidance depends on rollouts, and a group of only off-policy rows has none; lower off_policy"
-        if hint is not None:
-            if self.off_policy:
-                yield "hint shows traces in the prompt, off_policy makes rows of them; set off_policy: 0"
-            if hint.keep == "all" and hint.num_rows > size:
+        if hint is not None and self.off_policy:
+            yield "hint shows traces in the prompt, off_policy makes rows of them; set off_policy: 0"
+        if hint is not None and hint.groups is None and hint.keep == "all":
+            if hint.num_rows > size:
                 yield (
                     f"hint: {len(hint.levels)} levels x {hint.rows_per_level} rows are above size {size}; lower "
                     "rows_per_level, or set keep: first_correct"
                 )
             most_correct = max(num for num in range(size + 1) if num / size <= hint.accuracy_at_most)
-            if hint.keep == "all" and most_correct + hint.num_rows > size:
+            if most_correct + hint.num_rows > size:
                 yield (
                     f"hint: with accuracy_at_most {hint.accuracy_at_most:g} a group may have fewer wrong rollouts than "
                     f"the {hint.num_rows} rows that replace them; lower accuracy_at_most or rows_per_level"

@@ -18,6 +18,7 @@ from luffy.config.group import (
 from luffy.config.strict import StrictModel
 from luffy.config.terms import (
     AdaptiveValue,
+    ClippedSurrogateLoss,
     CustomLoss,
     DivergenceLoss,
     EntropyLoss,
@@ -41,12 +42,19 @@ class SupervisedObjectiveConfig(StrictModel):
     def depends_on_length(self) -> bool:
         return any(depends_on_length(term.coefficient) for term in self.terms)
 
+    @property
+    def compares_with_old(self) -> bool:
+        """Whether a term has a ratio to the policy of some steps before; every token's advantage is then 1."""
+        return any(isinstance(term.loss, ClippedSurrogateLoss) for term in self.terms)
+
     def _complaints(self) -> Iterator[str]:
         yield from complaints_about(self.terms)
-        supervised = NegativeLogLikelihoodLoss | EntropyLoss | CustomLoss
+        supervised = NegativeLogLikelihoodLoss | EntropyLoss | CustomLoss | ClippedSurrogateLoss
         wrong = [term.name for term in self.terms if not isinstance(term.loss, supervised) or _needs_rollouts(term)]
         if wrong := wrong or [term.name for term in self.terms if term.select == "on_policy"]:
             yield f"terms {', '.join(wrong)}: SFT has neither rollouts nor rewards; use nll or entropy"
+        if isinstance(self, InterleavedSFTConfig) and self.compares_with_old:
+            yield "a single SFT step has no earlier policy for the ratio of clipped_surrogate; use nll"
         if any(term.gate is not None for term in self.terms):
             yield "a gate looks at rollouts, and SFT has none; remove it"
         if any(isinstance(term.coefficient, AdaptiveValue) for term in self.terms):
@@ -135,8 +143,8 @@ class ObjectiveConfig(StrictModel):
     def depends_on_length(self) -> bool:
         interleaved = self.interleaved_sft is not None and self.interleaved_sft.depends_on_length
         scheduled = interleaved or any(depends_on_length(term.coefficient) for term in self.terms)
-        prefix, hint = self.group.prefix, self.group.hint
-        return scheduled or (prefix is not None and prefix.depends_on_length) or (hint is not None and hint.after > 0)
+        guides = (self.group.prefix, self.group.hint)
+        return scheduled or any(guide is not None and guide.depends_on_length for guide in guides)
 
     def _complaints(self) -> Iterator[str]:
         yield from complaints_about(self.terms)

@@ -91,6 +91,7 @@ class SFTSettings(StrictModel):
         return (
             sft.steps is None
             or sft.max_tokens is not None
+            or sft.steps % sft.steps_per_phase > 0
             or sft.optimizer.schedule.depends_on_length
             or sft.objective.depends_on_length
             or (self.validation is not None and self.validation.shows_last_step(sft.steps))

@@ -85,6 +85,9 @@ class SFTConfig(StrictModel):
     """End after the step at which the response tokens learned from reach this number; None: no such limit."""
     batch_size: PositiveInt
     """Traces per optimizer step."""
+    steps_per_phase: PositiveInt = 1
+    """Optimizer steps after which the old policy becomes the current one, for losses with a ratio to it
+    (`clipped_surrogate`, with advantage 1). Checkpoints are written between phases."""
     optimizer: OptimizerConfig
     validation: ValidationConfig | None = None
     """Held-out accuracy while this stage trains; None: it is not measured."""
@@ -106,6 +109,10 @@ class SFTConfig(StrictModel):
     def _complaints(self) -> Iterator[str]:
         if (self.epochs is None) == (self.steps is None):
             yield "give exactly one of epochs and steps; the other one is null"
+        if self.objective.compares_with_old and self.steps_per_phase == 1:
+            yield "clipped_surrogate is nll while the old policy is the current one; raise steps_per_phase"
+        if self.steps_per_phase > 1 and not self.objective.compares_with_old:
+            yield f"steps_per_phase {self.steps_per_phase} has no effect without a clipped_surrogate; remove it"
         for term in self.objective.terms:
             if isinstance(term.loss, NegativeLogLikelihoodLoss) and term.loss.temperature == "rollout":
                 yield f"term {term.name!r}: temperature: rollout has no effect without rollouts; remove it"

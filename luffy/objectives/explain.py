@@ -97,7 +97,13 @@ def _group(objective: ObjectiveConfig) -> str:
         )
     if group.guidance is not None:
         parts.append(f"traces only for prompts whose running pass rate is at most {group.guidance.pass_rate_at_most:g}")
-    if (hint := group.hint) is not None:
+    if (hint := group.hint) is not None and hint.groups is not None:
+        shares = " or ".join(f"{share:.0%}" for share in hint.levels)
+        parts.append(
+            f"in {hint.groups.share:.0%} of the groups sampled and learned with a hint ({shares} of a trace's steps; "
+            f"the level: {hint.groups.level.formula()})"
+        )
+    elif hint is not None:
         shares = " or ".join(f"{share:.0%}" for share in hint.levels)
         replacing = {
             "all": "all replace wrong rollouts",

@@ -149,7 +149,10 @@ class GroupCollector:
             derive_seed(self.seed, "rollout", visit.step, task.uid, visit.repeat * self.group.size + sample)
             for sample in range(num_rollouts + len(traces))
         ]
-        return [Row(task.prompt_ids, seed) for seed in seeds[:num_rollouts]] + [
+        hinted = [] if self.hints is None else self.hints.of_group(visit, num_rollouts)
+        prompts = itertools.chain(hinted, itertools.repeat(None))
+        rollouts = zip(seeds[:num_rollouts], prompts, strict=False)
+        return [Row(task.prompt_ids, seed, hinted=prompt) for seed, prompt in rollouts] + [
             Row(task.prompt_ids, seed, trace, self._num_given(trace, visit, index, len(traces)))
             for index, (seed, trace) in enumerate(zip(seeds[num_rollouts:], traces, strict=True))
         ]

@@ -16,9 +16,10 @@ from typing import Any
 from luffy.cluster.local import Cluster
 from luffy.config.model import DType
 from luffy.config.settings import RLSettings
+from luffy.config.terms import LevelByHistory
 from luffy.errors import CheckpointError, NumericalError
 from luffy.rl.groups import GroupCollector, kept_groups, needs_more
-from luffy.rl.prompts import NEVER_DRAWN, PromptHistory, fresh_uids, open_sampler
+from luffy.rl.prompts import NEVER_DRAWN, HintLevels, PromptHistory, fresh_uids, open_sampler
 from luffy.rl.replay import FailedPrompts, ReplayBuffer
 from luffy.rl.rows import BusyTime, RolloutTask
 from luffy.rl.teaching import ServedScorer, TeacherPrompts
@@ -174,7 +175,17 @@ class Experience:
         self._replay = None if replay is None else ReplayBuffer(replay, settings.seed, journal.read_group, ahead)
         self._pass_rates = None if guidance is None else PromptHistory(guidance.memory, ahead)
         self._failed = None if sft is None else FailedPrompts(sft.take)
-        memories = {"replay": self._replay, "failed": self._failed, "pass_rates": self._pass_rates}
+        hint = objective.group.hint
+        by_history = None if hint is None or hint.groups is None else hint.groups.level
+        self._levels = None
+        if hint is not None and isinstance(by_history, LevelByHistory):
+            self._levels = HintLevels(by_history, len(hint.levels), ahead)
+        memories = {
+            "replay": self._replay,
+            "failed": self._failed,
+            "pass_rates": self._pass_rates,
+            "levels": self._levels,
+        }
         self._memories = {name: memory for name, memory in memories.items() if memory is not None}
         self._filter, self._wanted = objective.group.filter, settings.rl.prompts_per_step
 
@@ -240,6 +251,8 @@ class Experience:
         self._sampler.observe(step, groups)
         if self._pass_rates is not None:
             self._pass_rates.observe(step, groups)
+        if self._levels is not None:
+            self._levels.observe(step, groups)
         closed = [group for group in groups if not group.is_open]
         if self._replay is not None:
             self._replay.observe(step, closed)
@@ -294,7 +307,11 @@ class Experience:
         return [replace(self._by_uid[group.uid], begun=group) for group in groups]
 
     def _guided(self, step: int, tasks: Sequence[RolloutTask]) -> list[RolloutTask]:
-        """The tasks, without traces where earlier steps solved the prompt too often (`group.guidance`)."""
+        """The tasks as earlier steps call for: without traces where the prompt was solved too often
+        (`group.guidance`), with the level of its hints (`LevelByHistory`)."""
+        if self._levels is not None:
+            levels = self._levels.as_known_to(step)
+            return [replace(task, hint_level=levels.get(task.uid, 1)) for task in tasks]
         guidance = self._settings.objective.group.guidance
         if self._pass_rates is None or guidance is None:
             return list(tasks)

@@ -15,6 +15,7 @@ from statistics import fmean
 from typing import Any
 
 from luffy.config.settings import RLSettings
+from luffy.config.terms import LevelByHistory
 from luffy.config.training import CurriculumSampling, PoolSampling
 from luffy.data.sources import mixed_in
 from luffy.errors import DataError
@@ -240,6 +241,50 @@ class PromptHistory:
 def _mark(known: dict[str, PromptRecord], step: int, uids: Sequence[str]) -> None:
     for uid in uids:
         known[uid] = PromptRecord(known.get(uid, NEVER_DRAWN).pass_rate, step)
+
+
+class HintLevels:
+    """The present hint level of each prompt (`LevelByHistory`), limited as in `PromptHistory` to what a step may know.
+
+    A pure function of the observed groups.
+    """
+
+    def __init__(self, config: LevelByHistory, num_levels: int, ahead: int) -> None:
+        self._config, self._num_levels, self._ahead = config, num_levels, ahead
+        self._settled: dict[str, int] = {}
+        """Levels after the last observed step minus `ahead`."""
+        self._recent: dict[int, list[tuple[str, int]]] = {}
+        """For each later step and each of its hinted groups: uid, and by how much the level moves."""
+
+    def observe(self, step: int, groups: Sequence[Group]) -> None:
+        """Record the hinted groups of a step, before filtering."""
+        self._recent[step] = [(group.uid, self._move(group)) for group in groups if group.hinted]
+        for earlier in [s for s in self._recent if s <= step - self._ahead]:
+            self._enter(self._settled, self._recent.pop(earlier))
+
+    def as_known_to(self, step: int) -> Mapping[str, int]:
+        """The levels visible to the plan of `step`; prompts without one are at level 1."""
+        known = dict(self._settled)
+        for earlier, moves in sorted(self._recent.items()):
+            if earlier <= step - 1 - self._ahead:
+                self._enter(known, moves)
+        return known
+
+    def state(self) -> dict[str, object]:
+        recent = {str(step): [list(move) for move in moves] for step, moves in self._recent.items()}
+        return {"settled": dict(self._settled), "recent": recent}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        self._settled = dict(state["settled"])
+        self._recent = {int(step): [(uid, move) for uid, move in moves] for step, moves in state["recent"].items()}
+
+    def _move(self, group: Group) -> int:
+        success, most = fmean(row.is_correct for row in group.hinted), self._config.fewer_above
+        return int(success < self._config.more_below) - int(most is not None and success > most)
+
+    def _enter(self, known: dict[str, int], moves: Sequence[tuple[str, int]]) -> None:
+        for uid, move in moves:
+            known[uid] = min(max(known.get(uid, 1) + move, 1), self._num_levels)
 
 
 POOLS = ("new", "hard", "normal", "easy")

@@ -58,6 +58,8 @@ class RolloutTask:
     """Pass rate measured by the stage `difficulty`; None: not measured."""
     messages: tuple[Message, ...] = ()
     """Messages of the prompt, for an environment; may be empty without one."""
+    hint_level: int = 1
+    """Level of its hints where earlier groups decide (`LevelByHistory`)."""
 
 
 @dataclass(frozen=True, slots=True)

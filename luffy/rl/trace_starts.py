@@ -20,6 +20,7 @@ from luffy.config.group import (
     UniformLength,
     fill_slots,
 )
+from luffy.config.terms import LevelByHistory
 from luffy.objectives.schedules import value_at
 from luffy.rl.rows import Demonstration, HintedPrompt, RolloutTask, Visit
 from luffy.seeds import derive_seed, uniform
@@ -195,20 +196,35 @@ class HintedPrompts:
         self.config = config
         self._encode = encode
         self._seed = seed
+        self._total_steps = total_steps
         self._first_step = int(round(config.after * total_steps, 6)) + 1
 
     def are_due(self, step: int) -> bool:
-        """Whether `step` (from 1) may use hints."""
-        return step >= self._first_step
+        """Whether `step` (from 1) may use hints where the bare prompt fails."""
+        return self.config.groups is None and step >= self._first_step
 
     def of(self, task: RolloutTask, step: int) -> list[HintedPrompt]:
         """One hinted prompt per row to sample, ordered by level; empty without a usable trace."""
+        levels = range(1, len(self.config.levels) + 1)
+        return self._at(task, step, [level for level in levels for _ in range(self.config.rows_per_level)])
+
+    def of_group(self, visit: Visit, size: int) -> list[HintedPrompt]:
+        """The prompt of each of `size` rows in a hinted group (`HintConfig.groups`); empty for a group of the bare
+        prompt, and without a usable trace."""
+        groups, task = self.config.groups, visit.task
+        if groups is None or uniform(self._seed, "hinted", visit.step, task.uid, visit.repeat) >= groups.share:
+            return []
+        level = task.hint_level
+        if not isinstance(groups.level, LevelByHistory):
+            level = round(value_at(groups.level, visit.step, self._total_steps))
+        return self._at(task, visit.step, [level] * size)
+
+    def _at(self, task: RolloutTask, step: int, levels: Sequence[int]) -> list[HintedPrompt]:
         traces = [trace.reply for trace in task.demonstrations if hint_text(trace.reply, self.config.levels[0])]
         if not traces:
             return []
         trace = traces[derive_seed(self._seed, "hinting trace", step, task.uid) % len(traces)]
-        levels = [self._written(task, trace, level) for level in range(1, len(self.config.levels) + 1)]
-        return [prompt for prompt in levels for _ in range(self.config.rows_per_level)]
+        return [self._written(task, trace, level) for level in levels]
 
     def longest(self, tasks: Sequence[RolloutTask]) -> int:
         """Number of tokens in the longest hinted prompt of `tasks`; 0 without any."""

@@ -35,6 +35,7 @@ def run(settings: SFTSettings, context: StageContext) -> StageResult:
     plan = SupervisedPlan(
         steps=sft.num_steps(len(examples)),
         batch_size=sft.batch_size,
+        steps_per_phase=sft.steps_per_phase,
         optimizer=sft.optimizer,
         terms=sft.objective.terms,
         checkpoint_every=context.execution.checkpoint.sft_every,

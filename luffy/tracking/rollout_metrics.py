@@ -125,7 +125,7 @@ def staleness_metrics(groups: Sequence[Group], step: int, bound: int) -> dict[st
 
 def hint_metrics(groups: Sequence[Group]) -> dict[str, float]:
     """Metrics of a method with hints: the share of groups that were rolled out with them, the share of these that a
-    hinted row solved, and the accuracy at each level that was sampled."""
+    hinted row solved, the mean level of hinted rows, and the accuracy at each level that was sampled."""
     with_hints = [group.hinted for group in groups if group.hinted]
     levels: dict[int, list[bool]] = {}
     for row in (row for found in with_hints for row in found):
@@ -134,6 +134,7 @@ def hint_metrics(groups: Sequence[Group]) -> dict[str, float]:
     return {
         "batch/hinted_share": len(with_hints) / len(groups),
         "batch/hint_solved_share": _mean(any(row.is_correct for row in found) for found in with_hints),
+        "batch/hint_level_mean": _mean(level for level, found in levels.items() for _ in found),
     } | {f"batch/hint_level_{level}_accuracy": _mean(found) for level, found in sorted(levels.items())}
 
 

@@ -6,7 +6,7 @@ rows of a step and the weight of each token do not depend on the number of ranks
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -27,7 +27,7 @@ from luffy.training.policy import Policy, check_fits
 from luffy.training.policy_model import Adapter
 from luffy.training.ranks import Ranks, call_everywhere
 from luffy.training.update_metrics import PartTimes, process_metrics
-from luffy.types import FinishReason, Outcome, Source, Trajectory
+from luffy.types import FinishReason, Outcome, Source, TrainBatch, Trajectory
 
 OnStep = Callable[[int, dict[str, float]], bool]
 """Called after each optimizer step with its number (from 1) and its metrics; returns whether it was the last."""
@@ -45,6 +45,8 @@ class SupervisedPlan:
     seed: int
     saves_last: bool = False
     """Whether the last step is followed by a checkpoint, too."""
+    steps_per_phase: int = 1
+    """Optimizer steps whose ratios are to the policy before the first of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,9 +80,16 @@ class SupervisedRank:
         self._plan = plan
         self._checkpoints = checkpoints
         self._pad_id = pad_id
+        self._phase: list[TrainBatch] = []
+        """The batches of the phase's steps still to be taken, with log-probabilities under the old policy."""
 
     def check_fits(self, longest: int) -> None:
         check_fits(self.policy.causal_lm, longest, "the longest example")
+
+    def begin_phase(self, shards: Sequence[Shard]) -> None:
+        """Score the rows of the coming steps under the current policy, from then on the old one."""
+        batches = [self._batch(shard) for shard in shards]
+        self._phase = [replace(batch, logp_old_BT=self.policy.logprobs(batch)) for batch in batches]
 
     def take_step(self, shard: Shard, step: int) -> dict[str, float]:
         plan = self._plan
@@ -89,7 +98,7 @@ class SupervisedRank:
         lr = plan.optimizer.lr * schedule_multiplier(plan.optimizer.schedule, step - 1, plan.steps)
         # Without `mode: constant` (`SupervisedObjectiveConfig`), nothing is divided by a length of responses.
         objective = objective_at(plan.terms, step, plan.steps, max_response_tokens=1)
-        batch = collate(shard.rows, torch.zeros(len(shard.rows)), self._pad_id, episodes=shard.episodes)
+        batch = self._phase.pop(0) if self._phase else self._batch(shard)
         times = PartTimes()
         with times.part("update"):
             metrics = self.policy.update(batch, objective, lr)
@@ -97,6 +106,9 @@ class SupervisedRank:
             flops = self.policy.flops.training(batch.row_lengths, batch.num_scored)
             times.count(flops / self.policy.mesh.slices)
         return metrics | times.metrics() | process_metrics()
+
+    def _batch(self, shard: Shard) -> TrainBatch:
+        return collate(shard.rows, torch.ones(len(shard.rows)), self._pad_id, episodes=shard.episodes)
 
     def save(self, step: int, is_extra: bool) -> None:
         """Write the checkpoint of `step`; `is_extra`: it is not on the schedule."""
@@ -154,8 +166,11 @@ class SupervisedTrainer:
         for step in range(start + 1, self._plan.steps + 1):
             # Metrics before the checkpoint: a run killed in between repeats the step and loses no metrics.
             is_last = on_step(step, self._take_step(examples, step)) or step == self._plan.steps
-            is_due = self._plan.saves_last if is_last else step % self._plan.checkpoint_every == 0
-            is_stopped = not is_last and stop_is_requested()
+            # Between phases, since the old policy is not saved.
+            every, phase = self._plan.checkpoint_every, self._plan.steps_per_phase
+            ends_phase = step % phase == 0
+            is_due = self._plan.saves_last if is_last else ends_phase and step // every > (step - phase) // every
+            is_stopped = not is_last and ends_phase and stop_is_requested()
             if is_due or is_stopped:
                 call_everywhere(self._ranks, SupervisedRank.save, step, not is_due)
             if is_last:
@@ -172,9 +187,12 @@ class SupervisedTrainer:
 
     def _take_step(self, examples: Sequence[Trajectory], step: int) -> dict[str, float]:
         began, plan = time.perf_counter(), self._plan
-        first = (step - 1) * plan.batch_size
-        rows = [examples[i] for i in stream_indices(len(examples), first, plan.batch_size, plan.seed)]
-        shards = shard_rows(rows, self._ranks.num_ranks)
+        if plan.steps_per_phase > 1 and (step - 1) % plan.steps_per_phase == 0:
+            last = min(step + plan.steps_per_phase - 1, plan.steps)
+            phase = [self._shards(self._rows(examples, coming)) for coming in range(step, last + 1)]
+            self._ranks.call(SupervisedRank.begin_phase, [(of_rank,) for of_rank in zip(*phase, strict=True)])
+        rows = self._rows(examples, step)
+        shards = self._shards(rows)
         metrics = self._ranks.call(SupervisedRank.take_step, [(shard, step) for shard in shards])[0]
         seconds = time.perf_counter() - began
         return metrics | {
@@ -183,3 +201,10 @@ class SupervisedTrainer:
             "perf/tokens_per_s": sum(row.num_tokens for row in rows) / seconds,
             "perf/step_s": seconds,
         }
+
+    def _rows(self, examples: Sequence[Trajectory], step: int) -> list[Trajectory]:
+        size = self._plan.batch_size
+        return [examples[i] for i in stream_indices(len(examples), (step - 1) * size, size, self._plan.seed)]
+
+    def _shards(self, rows: Sequence[Trajectory]) -> list[Shard]:
+        return shard_rows(rows, self._ranks.num_ranks)

@@ -43,6 +43,7 @@ EASY = (
     "execution.micro_batch_tokens=4096",
     "execution.checkpoint={rl_every: 1, keep: 3}",
 )
+IN_FRONT = 'objective.group.hint.template="{hint}\\n{prompt}"'
 # What a run of three small steps must be told to reach the part that makes the method.
 SMALL = {
     "relift": ("objective.interleaved_sft.buffer_size=2",),
@@ -51,11 +52,9 @@ SMALL = {
     **dict.fromkeys(SELF_TAUGHT, ('rl.teacher.prompt="{trace} {problem}"',)),
     "ppo": ("rl.critic.optimizer.lr=1e-3",),
     # The hint in front: this base knows what follows the question, and so solves some prompts with it.
-    "guide": (
-        'objective.group.hint.template="{hint}\\n{prompt}"',
-        "objective.group.size=4",
-        "objective.group.hint.rows_per_level=4",
-    ),
+    "guide": (IN_FRONT, "objective.group.size=4", "objective.group.hint.rows_per_level=4"),
+    "questa": (IN_FRONT,),
+    "pope": (IN_FRONT,),
 }
 TWO_UPDATES = ("rl.steps=5", "rl.prompts_per_step=4", "rl.prompts_per_update=2", "execution.checkpoint.rl_every=2")
 

@@ -83,6 +83,16 @@ def test_an_interrupted_run_resumes_on_a_different_number_of_ranks(tmp_path, sta
     assert_same(from_one / "model", alone[0], start)
 
 
+def test_phases_on_two_ranks_are_those_of_one_and_resume_on_one(tmp_path, start):
+    """With ratios to the policy before each two steps; the interrupted run ends in the middle of the second two."""
+    alone, shared = folder(tmp_path, "alone"), folder(tmp_path, "shared")
+    history = sft(start, alone, zero_stage=0, phased=True)
+    assert any(row["actor/psft_clip_fraction"] > 0 for row in history)
+    on_ranks("supervised", [{"model": start, "out": shared, "zero_stage": 2, "phased": True, "ends": True}])
+    sft(start, shared, zero_stage=0, phased=True, start=ENDS_AFTER - 1)
+    assert_same(shared / "model", alone / "model", start)
+
+
 def test_the_stage_goes_on_after_sigterm_under_ray(tmp_path, request, monkeypatch):
     """With `cluster: ray` SFT has as many ranks as RL, here sharing sequences. `test_ray_stage` loses one."""
     for name, value in Hold(tmp_path, "sft", 3).environment.items():

@@ -335,7 +335,7 @@ def make_batch(
     objective = objective_of(case)
     if reference_of(case).rows == "demonstrations_only":
         sequences, episodes = branches_of(rows)
-        batch = collate(sequences, torch.zeros(len(sequences)), pad_id=0, episodes=episodes)
+        batch = collate(sequences, torch.ones(len(sequences)), pad_id=0, episodes=episodes)
     else:
         assert objective is not None
         init_process_group()  # whitening asks the other ranks

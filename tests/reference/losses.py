@@ -115,6 +115,16 @@ def trsft(rows: Rows) -> Tensor:
     return mean(_given(rows, trusted))
 
 
+def psft(rows: Rows) -> Tensor:
+    """arXiv 2508.17784: the clipped ratio of every given token, without an advantage."""
+
+    def proximal(r: Evaluated) -> Tensor:
+        ratio = ratio_to_old(r)
+        return -torch.minimum(ratio, ratio.clamp(0.8, 1.28))
+
+    return mean(_given(rows, proximal))
+
+
 def relift_sft(rows: Rows) -> Tensor:
     """arXiv 2506.07527, its supervised step: cross entropy - 1e-4 entropy."""
     return mean(_given(rows, _nll)) - 1e-4 * mean(_given(rows, lambda r: r.untempered_entropy))
@@ -129,7 +139,7 @@ def on_policy(rows: Rows) -> Tensor:
 
 
 def ppo(rows: Rows) -> Tensor:
-    """PPO clip 0.2, token mean."""
+    """PPO clip 0.2, token mean; also QuestA's (2507.13266) and POPE's (2601.18779), whose hints are in the prompt."""
     return mean(_own(rows, clipped))
 
 
@@ -351,6 +361,17 @@ def trapo(rows: Rows) -> Tensor:
     return total(parts) / _num_tokens(parts) + _entropy_bonus(rows)
 
 
+def stephint(rows: Rows) -> Tensor:
+    """arXiv 2507.02841: clipped policy gradient; on given tokens no advantage is below 0. Mean over all tokens."""
+
+    def kept(r: Evaluated) -> Tensor:
+        advantage = torch.where(r.given, r.row.advantage.clamp(min=0), r.row.advantage)
+        ratio = ratio_to_old(r)
+        return -torch.minimum(ratio * advantage, ratio.clamp(0.8, 1.2) * advantage)
+
+    return mean([kept(r) for r in rows])
+
+
 def prefix_rft(on_prefix: Callable[[Evaluated], Tensor], fifths: int = 1) -> Loss:
     """arXiv 2507.01679: dual-clip PPO on what the policy wrote; `on_prefix` on the fifth of each prefix that has the
     highest entropy (or on so many fifths); sums over a constant."""
@@ -395,6 +416,7 @@ REFERENCES: dict[str, Reference] = {
     "sft": Reference("demonstrations_only", estimators.none, sft),
     "dft": Reference("demonstrations_only", estimators.none, dft),
     "trsft": Reference("demonstrations_only", estimators.none, trsft),
+    "psft": Reference("demonstrations_only", estimators.none, psft),
     "relift_sft": Reference("demonstrations_only", estimators.none, relift_sft),
     "on_policy": Reference("rollouts", estimators.centred, on_policy),
     "dr_grpo": Reference("rollouts", estimators.centred, dr_grpo),
@@ -430,8 +452,11 @@ REFERENCES: dict[str, Reference] = {
     "srft": Reference("demonstrations", estimators.standardised, srft),
     "prefix_rft": Reference("guided", estimators.centred, prefix_rft(_surrogate)),
     "trapo": Reference("guided", estimators.centred, trapo),
+    "stephint": Reference("guided", estimators.standardised, stephint),
     "guide": Reference("hinted", estimators.standardised, guide),
     "scaf_grpo": Reference("rollouts", estimators.standardised, scaf_grpo),
+    "questa": Reference("rollouts", estimators.standardised, ppo),
+    "pope": Reference("rollouts", estimators.standardised, ppo),
     "uft": Reference("all_guided", estimators.standardised, uft),
     "bread": Reference("all_guided", estimators.standardised, bread),
 }

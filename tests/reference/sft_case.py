@@ -1,6 +1,7 @@
 """SFT of a tiny model on all ranks of a process group, whole or ended after a step and resumed."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ PLAN = SupervisedPlan(
     checkpoint_every=2,
     seed=3,
 )
+PHASED = replace(PLAN, terms=terms_of("psft"), steps_per_phase=2)
 ENDS_AFTER = 3
 """The step after which an interrupted run ends; its newest checkpoint is one step older."""
 
@@ -43,17 +45,25 @@ class Ended(Exception):
 
 
 def sft(
-    model: Path, out: Path, *, start: int = 0, ends: bool = False, rank: int | None = None, **settings: object
+    model: Path,
+    out: Path,
+    *,
+    start: int = 0,
+    ends: bool = False,
+    rank: int | None = None,
+    phased: bool = False,
+    **settings: object,
 ) -> list[dict[str, float]]:
     """Train from step `start`, to the end or (`ends`) until `ENDS_AFTER`, and export; returns the steps' metrics.
 
-    With `rank`, it trains an adapter.
+    With `rank`, it trains an adapter; `phased`: with ratios to the policy before each two steps.
     """
+    plan = PHASED if phased else PLAN
     init_process_group()
     lora = None if rank is None else LoRAConfig(rank=rank, alpha=2.0 * rank)
-    spec = SupervisedSpec(PLAN, execution(**settings), "float32", model, out, pad_id=0, lora=lora)
+    spec = SupervisedSpec(plan, execution(**settings), "float32", model, out, pad_id=0, lora=lora)
     ranks = ShardRanks(OwnRank(spec.open_rank()), spec.execution.sequence_parallel)
-    trainer = SupervisedTrainer(PLAN, ranks)
+    trainer = SupervisedTrainer(plan, ranks)
     history: list[dict[str, float]] = []
 
     def on_step(step: int, metrics: dict[str, float]) -> None:

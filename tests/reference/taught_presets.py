@@ -1,6 +1,6 @@
 """Presets of other stages than RL, and the teacher that presets need and none of them names, as overrides."""
 
-SUPERVISED = ("sft", "dft", "trsft")
+SUPERVISED = ("sft", "dft", "trsft", "psft")
 """Presets of the SFT stage."""
 TAUGHT = ("opd", "opd_rl", "kdrl", "gkd", "opd_topk")
 """Presets that distil another model, which the user gives."""

@@ -129,7 +129,9 @@ def explain_experiment(
 def explain_stage(settings: StageSettings) -> str | None:
     """The loss of a training stage in symbols; None for another stage."""
     if isinstance(settings, SFTSettings):
-        return "\n".join(explain_terms(settings.sft.objective.terms, max_response_tokens=0)).strip()
+        text = "\n".join(explain_terms(settings.sft.objective.terms, max_response_tokens=0)).strip()
+        phase = settings.sft.steps_per_phase
+        return f"{text}\n\nSymbols       A = 1; pi_old: the policy before each {phase} steps" if phase > 1 else text
     if not isinstance(settings, RLSettings):
         return None
     rl, critic = settings.rl, settings.rl.critic

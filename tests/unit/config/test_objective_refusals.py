@@ -87,6 +87,7 @@ SCHEDULES_AND_LOSSES = {
 }
 HINT = "{size: 4, off_policy: 0, hint: {levels: [0.5], keep: first_correct, learn: LEARN}}"
 BARE, HINTED = (HINT.replace("LEARN", learn) for learn in ("bare", "hinted"))
+IN_GROUPS = HINTED.replace("first_correct", "all").replace("}}", ", groups: {}}}")
 HINTS = {
     objective(BARE.replace("[0.5]", "[0.5, 0.5]"), terms=(ON, OFF)): "levels [0.5, 0.5] must rise",
     objective(BARE.replace("[0.5]", "[1.0]"), terms=(ON, OFF)): "group.hint.levels.0",
@@ -112,6 +113,12 @@ HINTS = {
     objective(
         BARE, terms=(ON, term("{kind: multiple_importance}", "off_policy"))
     ): "term 'extra': multiple_importance takes hinted rows for samples of the bare prompt",
+    objective(HINTED.replace("}}", ", groups: {}}}")): "groups are learned as they are sampled; set keep: all",
+    objective(IN_GROUPS.replace("all", "all, after: 0.1")): "after has no effect with groups",
+    objective(IN_GROUPS.replace("{}", "{level: 2}")): "groups.level runs from 2 to 2; there are levels 1 to 1",
+    objective(
+        IN_GROUPS.replace("{}", "{level: {kind: by_history, more_below: 0.5, fewer_above: 0.4}}")
+    ): "fewer_above 0.4 must not be below more_below 0.5",
     objective(HINTED, terms=(ON, OFF)): "selects off_policy tokens but group.off_policy is 0",
     objective(BARE, terms=(ON, SFT), more="  replay: {}\n"): "replay and group.hint cannot be combined",
 }
@@ -253,6 +260,9 @@ SUPERVISED = {
     interleaved(
         term("{kind: nll}", "off_policy", "mode: constant, population: own")
     ): "normaliser mode constant divides by rl.max_response_tokens; in SFT use token or sequence",
+    interleaved(
+        term("{kind: clipped_surrogate}", "off_policy", OWN)
+    ): "a single SFT step has no earlier policy for the ratio of clipped_surrogate",
     interleaved(SFT, SFT): "terms named twice: sft",
     interleaved(
         term("{kind: entropy}", "off_policy", OWN, coefficient="{kind: adaptive, start: 0.01, target: 1}"), SFT

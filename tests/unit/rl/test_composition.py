@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import pytest
@@ -28,6 +29,8 @@ from luffy.config.group import DynamicSampling
 from luffy.config.settings import RLSettings
 from luffy.grading.pool import GraderPool
 from luffy.objectives.losses import token_loss
+from luffy.objectives.objective import token_weights
+from luffy.objectives.schedules import objective_at
 from luffy.rl.groups import GroupCollector
 from luffy.rl.loop import StepRunner
 from luffy.rl.rows import Demonstration, RolloutTask
@@ -36,7 +39,7 @@ from luffy.rollout.engine import Completion, RolloutRequest, SamplingParams, lim
 from luffy.tracking.journal import RolloutJournal
 from luffy.training.batching import Shard, collate, has_demonstration, has_hinted_row, has_prefix_row, row_advantages
 from luffy.training.learner import Trainer, TrainerRank
-from luffy.types import SAMPLED, FinishReason, Group, Hint, Message, Source, Trajectory
+from luffy.types import SAMPLED, FinishReason, Group, Hint, Message, Source, TrainBatch, Trajectory
 
 ROOT = Path(__file__).resolve().parents[3]
 METHODS = [name for name in available_presets("methods") if name not in SUPERVISED]
@@ -452,6 +455,58 @@ def test_scaf_grpo_keeps_the_correct_row_of_the_lowest_level_and_its_hint(run: C
             assert not row.is_off_policy and set(row.logp_behavior) == {HINTED_LOGP}
             kept += 1
     assert kept
+
+
+@pytest.mark.parametrize("method", ["questa", "pope"])
+def test_hinted_groups_have_one_level_and_are_learned_with_it_beside_bare_ones(method: str, tmp_path: Path) -> None:
+    """QuestA shows half of the trace in the first of twelve steps, then a quarter; a level of POPE's is a prompt's."""
+    with GraderPool(1, PATIENCE_S) as grader:
+        found = _run(grader, tmp_path, method, num_steps=12)
+    levels, bare, hinted = dict[str, int](), 0, 0
+    for number, step in enumerate(found.steps, start=1):
+        known = dict(levels)
+        for group in step.groups:
+            assert len(group.trajectories) == 8 and not group.replaced
+            if not group.hinted:
+                assert len(group.rollouts) == 8
+                bare += HAS_STEPS[group.uid]
+                continue
+            hinted += 1
+            assert HAS_STEPS[group.uid] and len(group.hinted) == 8 and not group.rollouts
+            level = known.get(group.uid, 1) if method == "pope" else 2 if number == 1 else 1
+            shown = Hint(level, "step 1\nstep 2" if (method, level) == ("questa", 2) else "step 1")
+            for row in group.hinted:
+                assert row.hint == shown and len(row.prompt_ids) > 1, "learned with the hint in its prompt"
+                assert set(row.logp_behavior) == {HINTED_LOGP} and not row.is_off_policy
+            levels[group.uid] = min(level + (not any(row.is_correct for row in group.hinted)), 4)
+        assert step.metrics["batch/hinted_share"] == pytest.approx(fmean(bool(group.hinted) for group in step.groups))
+    if method == "questa":
+        assert not bare
+    else:
+        assert 0.3 < hinted / (hinted + bare) < 0.7
+        assert found.state["levels"] == {"settled": levels, "recent": {}} and max(levels.values()) > 1
+
+
+def test_stephint_has_levels_side_by_side_and_wrong_rows_take_nothing_from_their_hint(run):
+    found = run("stephint")
+    for group in (group for step in found.steps for group in step.groups):
+        lengths = {len(trace.token_ids) for trace in _tasks()[int(group.uid[1:])].demonstrations}
+        for row, share in zip(group.trajectories[4:], (0.2, 0.4, 0.6, 0.8), strict=True):
+            wanted = {min(math.floor(round(length * share, 6)), length - 1) for length in lengths} or {0}
+            assert row.source.count(Source.OFF_POLICY) in wanted
+        assert not any(row.is_off_policy for row in group.trajectories[:4])
+    for rows in found.steps[0].updates(1, 1):
+        batch = collate([row.trajectory for row in rows], torch.tensor([row.advantage for row in rows]), pad_id=0)
+        weights = dict(zip(("on_policy", "hint"), _token_weights(found, batch), strict=True))
+        wrong = batch.is_off_policy_BT & (batch.advantage_BT < 0)
+        assert wrong.any() and not weights["hint"][wrong].any()
+        learned = batch.is_off_policy_BT & (batch.advantage_BT > 0)
+        assert learned.any() and bool((weights["hint"][learned] > 0).all())
+
+
+def _token_weights(found: Run, batch: TrainBatch) -> torch.Tensor:
+    objective = objective_at(found.settings.objective.terms, 1, STEPS, max_response_tokens=64)
+    return token_weights(objective, batch, lambda tensor: tensor)
 
 
 HAS_PIECES = {task.uid: any(len(trace.token_ids) > 2 for trace in task.demonstrations) for task in _tasks()}

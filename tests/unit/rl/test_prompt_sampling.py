@@ -1,5 +1,6 @@
 """What RL draws next: streams and pools, planned ahead, restored from checkpoints; and quotas of their shares."""
 
+import json
 import random
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -13,13 +14,14 @@ from synthetic.settings import rl_settings
 from synthetic.trajectories import row_of
 
 from luffy.config.settings import RLSettings
+from luffy.config.terms import LevelByHistory
 from luffy.data.sources import MIXTURE
 from luffy.errors import DataError
 from luffy.grading.request import Problem
-from luffy.rl.prompts import PromptSampler, available_quotas, open_sampler, quotas, step_offset
+from luffy.rl.prompts import HintLevels, PromptSampler, available_quotas, open_sampler, quotas, step_offset
 from luffy.rl.rows import Demonstration, RolloutTask
 from luffy.training.batching import stream_indices
-from luffy.types import FinishReason, Group, Source
+from luffy.types import FinishReason, Group, Hint, Source
 
 COUNT = 8
 ROW, RIGHT = row_of(0.0), row_of(1.0)
@@ -74,6 +76,23 @@ def test_a_run_resumed_after_any_step_draws_the_same(overrides: tuple[str, ...],
         sampler.restore(states[stop])
         again = {step: uids for step, uids, _ in _run(sampler, stop + 1, 20, ahead)}
         assert again == {step: drawn[step] for step in again}
+
+
+@pytest.mark.parametrize("ahead", [0, 2])
+def test_hint_levels_follow_what_a_step_may_know_and_are_the_same_after_a_kill(ahead: int) -> None:
+    """Up after a group below half, down after one above three quarters, between levels 1 and 3."""
+    config = LevelByHistory(kind="by_history", more_below=0.5, fewer_above=0.75)
+    hint, right = Hint(1, "a"), (0, 0, 0, 2, 4, 4, 4, 0)
+    groups = [Group("p", tuple(replace(RIGHT if i < n else ROW, hint=hint) for i in range(4))) for n in right]
+    whole, known = HintLevels(config, 3, ahead), []
+    for step, group in enumerate([*groups, Group("p", (ROW,))], start=1):
+        known.append(whole.as_known_to(step).get("p", 1))
+        again = HintLevels(config, 3, ahead)
+        again.restore(json.loads(json.dumps(whole.state())))
+        for later in range(step, step + 3):
+            assert again.as_known_to(later) == whole.as_known_to(later)
+        whole.observe(step, [group])
+    assert known == [1] * ahead + [1, 2, 3, 3, 3, 2, 1, 1, 2][: 9 - ahead]
 
 
 @pytest.mark.parametrize("ahead", [1, 3])

@@ -1,6 +1,8 @@
 """Supervised training against the reference, and what a kill leaves."""
 
+import contextlib
 import copy
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,32 +18,37 @@ from reference.gradient_case import (
     trajectories,
 )
 from reference.losses import REFERENCES, forward
-from reference.sft_case import PLAN
+from reference.rows import evaluate
+from reference.sft_case import ENDS_AFTER, PHASED, PLAN
 
 from luffy.training.batching import stream_indices
 from luffy.training.checkpoint import CheckpointStore
 from luffy.training.policy import Policy
 from luffy.training.ranks import LocalRanks
-from luffy.training.supervised import SupervisedRank, SupervisedTrainer
+from luffy.training.supervised import SupervisedPlan, SupervisedRank, SupervisedTrainer
 
 RATES = tuple(OPTIMIZER.lr * share for share in (1.0, 0.75, 0.5, 0.25))
 
 
-def trainer_of(policy: Policy, store: CheckpointStore) -> SupervisedTrainer:
-    return SupervisedTrainer(PLAN, LocalRanks(SupervisedRank(policy, PLAN, store, pad_id=0)))
+def trainer_of(policy: Policy, store: CheckpointStore, plan: SupervisedPlan = PLAN) -> SupervisedTrainer:
+    return SupervisedTrainer(plan, LocalRanks(SupervisedRank(policy, plan, store, pad_id=0)))
 
 
-def test_training_equals_the_reference_step_by_step(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("preset", "plan"), [("sft", PLAN), ("psft", PHASED)])
+def test_training_equals_the_reference_step_by_step(preset: str, plan: SupervisedPlan, tmp_path: Path) -> None:
     model, rows = tiny_model(), trajectories("sft")[0]
-    policy = Policy(copy.deepcopy(model), PLAN.optimizer, execution(micro_batch_tokens=40), "float32")
+    policy = Policy(copy.deepcopy(model), plan.optimizer, execution(micro_batch_tokens=40), "float32")
     seen: list[dict[str, float]] = []
-    trainer_of(policy, CheckpointStore(tmp_path, 1)).train(rows, 0, lambda _, metrics: seen.append(metrics))
+    trainer_of(policy, CheckpointStore(tmp_path, 1), plan).train(rows, 0, lambda _, metrics: seen.append(metrics))
     model64 = copy.deepcopy(model).double()
     optimizer = reference_optimizer(model64)
     for step, rate in enumerate(RATES):
         chosen = [rows[i] for i in stream_indices(len(rows), step * PLAN.batch_size, PLAN.batch_size, PLAN.seed)]
-        written = reference_rows("sft", chosen, range(len(chosen)), [torch.zeros(0)] * len(chosen))
-        loss = REFERENCES["sft"]([forward(model64, row) for row in written])
+        if step % plan.steps_per_phase == 0:
+            old64 = copy.deepcopy(model64)
+        with torch.no_grad():
+            written = reference_rows(preset, chosen, range(len(chosen)), [evaluate(old64, row)[0] for row in chosen])
+        loss = REFERENCES[preset]([forward(model64, row) for row in written])
         loss.backward()
         assert seen[step]["actor/loss"] == pytest.approx(float(loss), rel=1e-5)
         assert seen[step]["actor/lr"] == pytest.approx(rate)
@@ -62,3 +69,22 @@ def test_a_step_is_told_before_its_checkpoint_counts(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         trainer_of(policy, store).train(trajectories("sft")[0], 0, kill_at_two)
     assert store.newest() is None
+
+
+def test_a_phase_that_was_cut_off_is_taken_again_to_the_same_bits(tmp_path: Path) -> None:
+    """Killed after step 3 of phases of two: the newest checkpoint is step 2's, although each step is due for one."""
+    plan, rows = replace(PHASED, checkpoint_every=1), trajectories("sft")[0]
+
+    def kill(step: int, metrics: dict[str, float]) -> None:
+        if step == ENDS_AFTER:
+            raise KeyboardInterrupt
+
+    weights = []
+    for name, start, ends in (("whole", 0, False), ("cut", 0, True), ("cut", ENDS_AFTER - 1, False)):
+        store = CheckpointStore(tmp_path / name, 1)
+        policy = Policy(tiny_model(), plan.optimizer, execution(), "float32")
+        with pytest.raises(KeyboardInterrupt) if ends else contextlib.nullcontext():
+            trainer_of(policy, store, plan).train(rows, start, kill if ends else lambda *_: None)
+        assert not ends or store.newest() == ENDS_AFTER - 1
+        weights.append([parameter.detach().clone() for parameter in policy.causal_lm.parameters()])
+    assert all(torch.equal(one, other) for one, other in zip(weights[0], weights[2], strict=True))
