@@ -268,7 +268,8 @@ def rlsd(rows: Rows) -> Tensor:
 def mixed(off_policy: Callable[[Evaluated], Tensor]) -> Loss:
     """arXiv 2504.14945 eq. 5 with a loss for off-policy tokens: one joint denominator, no clip; entropy bonus.
 
-    ExGRPO (2510.02245) has replayed rows in the place of demonstrations, with recorded log-probabilities.
+    ExGRPO (2510.02245) has replayed rows in the place of demonstrations, with recorded log-probabilities; Critique-GRPO
+    (2506.03106) refinements.
     """
 
     def loss(rows: Rows) -> Tensor:
@@ -325,6 +326,11 @@ def superrl(rows: Rows) -> Tensor:
     return total(rl) / sum(int(r.own.sum()) for r in rows) + total(supervised) / sum(int(r.given.sum()) for r in rows)
 
 
+def rlep(rows: Rows) -> Tensor:
+    """arXiv 2507.07451: DAPO's clip with dual clip 10 on all tokens, those of earlier successes included."""
+    return mean([dual_clip(r, high=0.28, bound=10.0) for r in rows])
+
+
 def srft(rows: Rows) -> Tensor:
     """arXiv 2506.19767: demonstrations by SFT (0.5 e^-H) and by A p, rollouts by rewards +1 (0.1 e^H) and -1.
 
@@ -378,6 +384,12 @@ def guide(rows: Rows) -> Tensor:
     return torch.stack([torch.where(r.given, hinted(r), clipped(r)).mean() for r in rows]).mean()
 
 
+def lte(rows: Rows) -> Tensor:
+    """arXiv 2510.26109: clip 0.2 on rollouts + r / (r + 0.1) on rows of the second round, r to the policy that saw the
+    wrong answers; each a mean over its own tokens."""
+    return mean(_own(rows, clipped)) + mean(_given(rows, _recorded_shape))
+
+
 def uft(rows: Rows) -> Tensor:
     """arXiv 2505.16984: clipped policy gradient + 0.001 cross entropy of the hint + 0.001 KL (k3)."""
     divergence = mean(_own(rows, lambda r: k3(r.row.logp_start - r.logp)))
@@ -423,6 +435,7 @@ REFERENCES: dict[str, Reference] = {
     "luffy_prefix": Reference("guided", estimators.centred, mixed(_luffy_shape)),
     "rl_plus": Reference("demonstrations", estimators.centred, mixed(_multiple_importance)),
     "exgrpo": Reference("replayed", estimators.centred, mixed(_recorded_shape)),
+    "rlep": Reference("demonstrations", estimators.standardised, rlep),
     "rl_sft_loss": Reference("demonstrations", estimators.centred_rollouts, rl_sft_loss),
     "chord": Reference("demonstrations", estimators.standardised_rollouts, chord(0.1, lambda p: p * (1 - p))),
     "hpt": Reference("where_failing", estimators.centred_rollouts, hpt),
@@ -431,6 +444,8 @@ REFERENCES: dict[str, Reference] = {
     "prefix_rft": Reference("guided", estimators.centred, prefix_rft(_surrogate)),
     "trapo": Reference("guided", estimators.centred, trapo),
     "guide": Reference("hinted", estimators.standardised, guide),
+    "lte": Reference("refined", estimators.standardised, lte),
+    "critique_grpo": Reference("refined", estimators.centred, mixed(_luffy_shape)),
     "scaf_grpo": Reference("rollouts", estimators.standardised, scaf_grpo),
     "uft": Reference("all_guided", estimators.standardised, uft),
     "bread": Reference("all_guided", estimators.standardised, bread),
