@@ -142,10 +142,10 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True)
 class Hint:
-    """A part of a trace that was shown in the prompt while a row was sampled."""
+    """A part of a trace, or feedback on earlier rollouts, that was shown in the prompt while a row was sampled."""
 
     level: int
-    """From 1, the shortest."""
+    """From 1, the shortest; 1 for feedback."""
     text: str
 
 
@@ -169,6 +169,8 @@ class Trajectory:
     """Rewards by component and counts of the episode, by name; empty for a single turn."""
     hint: Hint | None = None
     """Shown in the prompt that the row was sampled under; None: the bare prompt."""
+    answer: str = field(default="", compare=False, repr=False)
+    """The final answer that the grader found; empty without one, and in what is read from a journal."""
     teacher_prompt_ids: tuple[int, ...] = ()
     """The prompt that the teacher of `rl.teacher` sees in place of the policy's; empty: the same."""
     teacher_logprobs: tuple[float, ...] = ()

@@ -265,6 +265,12 @@ class HintedGroupsConfig(StrictModel):
     """Number of the level, from 1; a schedule is rounded."""
 
 
+Keep = Literal["all", "first_correct", "all_correct", "best"]
+"""Which rows of a second round stay in the group. `all`: every one, in place of the first wrong rollouts;
+`first_correct`, `all_correct`: the first correct one, or all of them, in place of wrong rollouts; `best`: the first
+correct one, else the first, in place of the first rollout, right or wrong."""
+
+
 class HintConfig(StrictModel):
     """Rollouts under a prompt that shows the first steps of a trace, where rollouts of the bare prompt fail. Guide
     (arXiv 2506.13923) and Scaf-GRPO (2510.19807). The steps of a trace are the lines of its reasoning, or its words
@@ -274,9 +280,8 @@ class HintConfig(StrictModel):
     """Share of the trace's steps that each level shows, rounded down to whole steps, at least one; rising."""
     rows_per_level: PositiveInt = 1
     """Rows sampled at each level, all levels in one call of the engine."""
-    keep: Literal["all", "first_correct"]
-    """Which hinted rows replace wrong rollouts. `all`: every one, in place of the first wrong rollouts;
-    `first_correct`: the first correct one of the lowest level that has one, if any."""
+    keep: Keep
+    """Which hinted rows stay, those of lower levels first."""
     learn: Literal["bare", "hinted"]
     """The prompt that a hinted row is learned under. `bare`: off-policy rows whose recorded log-probabilities are those
     under the hinted prompt; `hinted`: rollouts of another prompt, with the hint still in it."""
@@ -313,6 +318,42 @@ class HintConfig(StrictModel):
     @property
     def depends_on_length(self) -> bool:
         return self.after > 0 or (self.groups is not None and depends_on_length(self.groups.level))
+
+
+class RetryConfig(StrictModel):
+    """A second round of rollouts, under prompts that show the first one and what the grader found: Critique-GRPO (arXiv
+    2506.03106) and LTE (2510.26109). Its rows are hinted rows of level 1, the feedback being the hint."""
+
+    about: Literal["each", "all"]
+    """What a prompt is about. `each`: one response of the first round, which its rows take in turn; `all`: the wrong
+    ones together."""
+    num_rows: PositiveInt
+    """Rows sampled in the second round, in one call of the engine."""
+    keep: Keep
+    """Which of them stay."""
+    learn: Literal["bare", "hinted"] = "bare"
+    """The prompt that they are learned under, as in `HintConfig`."""
+    accuracy_at_most: Share = 0.0
+    """The second round is for prompts whose share of correct rollouts is at most this; 1: for all."""
+    wrong: str
+    """Feedback on wrong responses; `{answers}` are their different answers, `{reference}` is the reference answer."""
+    truncated: str | None = None
+    """Feedback on wrong responses that ran into the length limit; None: as on other wrong ones."""
+    right: str | None = None
+    """With `about: each`, feedback on a right response; None: right ones are not shown."""
+    template: str
+    """Last user message of the prompt; `{prompt}` is its text, `{feedback}` the feedback and, with `about: each`,
+    `{response}` the response."""
+    max_prompt_tokens: PositiveInt | None = None
+    """Longest prompt of the second round; a row whose prompt would be longer is not sampled. None: as long as a prompt
+    with a response of `rl.max_response_tokens`, for which the model has to have room."""
+
+    def _complaints(self) -> Iterator[str]:
+        yield from slot_complaints(self.template, "prompt", "feedback")
+        if self.about == "all" and "{response}" in self.template:
+            yield "template: {response} has no meaning with about: all; remove it, or set about: each"
+        if self.about == "all" and self.right is not None:
+            yield "right has no effect with about: all, which is about the wrong responses; remove it"
 
 
 class AnchorConfig(StrictModel):
@@ -356,12 +397,14 @@ class GroupConfig(StrictModel):
     """Which prompts have off-policy rows, by how often earlier steps solved them; None: all."""
     hint: HintConfig | None = None
     """Rows sampled with a part of a trace in the prompt, where the bare prompt's rollouts fail; None: none."""
+    retry: RetryConfig | None = None
+    """Rows of a second round whose prompts show the first one and its grades; None: none."""
     anchor: AnchorConfig | None = None
     """Groups that continue the start of a trace, where the bare prompt's rollouts fail; None: none."""
     filter: GroupFilter | None = None
 
     def _complaints(self) -> Iterator[str]:
-        size, hint, anchor = self.size, self.hint, self.anchor
+        size, anchor, seconds = self.size, self.anchor, {"hint": self.hint, "retry": self.retry}
         if self.off_policy >= size and self.prefix is None:
             yield f"off_policy {self.off_policy} must be below size {size}: RL needs rollouts"
         if self.off_policy > size:
@@ -377,24 +420,27 @@ class GroupConfig(StrictModel):
                 yield f"{name} has no effect with off_policy: 0; set the number of off-policy rows"
         if self.guidance is not None and self.off_policy == size:
             yield "guidance depends on rollouts, and a group of only off-policy rows has none; lower off_policy"
-        if hint is not None and self.off_policy:
-            yield "hint shows traces in the prompt, off_policy makes rows of them; set off_policy: 0"
-        if hint is not None and hint.groups is None and hint.keep == "all":
-            if hint.num_rows > size:
+        for name, second in seconds.items():
+            if second is None:
+                continue
+            if self.off_policy:
+                yield f"{name} samples rows of other prompts, off_policy makes rows of traces; set off_policy: 0"
+            if second.keep != "all" or (isinstance(second, HintConfig) and second.groups is not None):
+                continue
+            if second.num_rows > size:
+                yield f"{name}: {second.num_rows} rows are above size {size}; sample fewer, or set keep: first_correct"
+            most_correct = max(num for num in range(size + 1) if num / size <= second.accuracy_at_most)
+            if most_correct + second.num_rows > size:
                 yield (
-                    f"hint: {len(hint.levels)} levels x {hint.rows_per_level} rows are above size {size}; lower "
-                    "rows_per_level, or set keep: first_correct"
+                    f"{name}: with accuracy_at_most {second.accuracy_at_most:g} a group may have fewer wrong rollouts "
+                    f"than the {second.num_rows} rows that replace them; lower accuracy_at_most or the number of rows"
                 )
-            most_correct = max(num for num in range(size + 1) if num / size <= hint.accuracy_at_most)
-            if most_correct + hint.num_rows > size:
-                yield (
-                    f"hint: with accuracy_at_most {hint.accuracy_at_most:g} a group may have fewer wrong rollouts than "
-                    f"the {hint.num_rows} rows that replace them; lower accuracy_at_most or rows_per_level"
-                )
+        given = [name for name, second in {**seconds, "anchor": anchor}.items() if second is not None]
+        if len(given) > 1:
+            yield f"{' and '.join(given)} both sample again where rollouts fail; keep one of them"
         if anchor is not None:
-            if self.off_policy or hint is not None:
-                other = "hint" if hint is not None else "off_policy"
-                yield f"anchor and {other} both use traces where rollouts fail; keep one of them"
+            if self.off_policy:
+                yield "anchor and off_policy both use traces where rollouts fail; keep one of them"
             low, high = anchor.success_at_least, anchor.success_at_most
             if not any(low <= num / size <= high for num in range(size + 1)):
                 yield (

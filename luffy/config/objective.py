@@ -94,7 +94,7 @@ class ObjectiveConfig(StrictModel):
     @property
     def learns_without_hints(self) -> bool:
         """Whether rows that were sampled under a hinted prompt are learned under the bare one."""
-        return self.group.hint is not None and self.group.hint.learn == "bare"
+        return any(second is not None and second.learn == "bare" for second in (self.group.hint, self.group.retry))
 
     @property
     def needs_reference(self) -> bool:
@@ -154,7 +154,7 @@ class ObjectiveConfig(StrictModel):
             yield "group.filter drops groups whose rewards are all equal, which a group of one row always is; remove it"
         if self.replay is not None and self.group.size - self.group.off_policy < 2:
             yield "replay takes one row of the group, and off_policy the others: no rollout is left; raise group.size"
-        for name in ("prefix", "hint", "anchor"):
+        for name in ("prefix", "hint", "retry", "anchor"):
             if self.replay is not None and getattr(self.group, name) is not None:
                 yield f"replay and group.{name} cannot be combined; remove one of them"
 
@@ -174,16 +174,16 @@ class ObjectiveConfig(StrictModel):
         if self.replay is not None and not selecting:
             yield "replay has no effect: no term learns from off_policy tokens; add one or remove replay"
         if self.learns_without_hints and not selecting:
-            yield "group.hint with learn: bare has no effect: no term learns from off_policy tokens; add one"
+            name = "hint" if self.group.retry is None else "retry"
+            yield f"group.{name} with learn: bare has no effect: no term learns from off_policy tokens; add one"
         for term in selecting if self.learns_without_hints else ():
-            if isinstance(term.loss, ShapedSurrogateLoss) and term.loss.behavior == "one":
-                yield (
-                    f"term {term.name!r}: hinted rows have log-probabilities of their own; set behavior: recorded, so "
-                    "that the ratio is to the policy with the hint"
-                )
-            elif term.is_policy_gradient and not (
-                isinstance(term.loss, ShapedSurrogateLoss) or reads(term.loss, "sampler")
-            ):
+            if isinstance(term.loss, ShapedSurrogateLoss):
+                if term.loss.behavior == "one" and self.group.hint is not None:
+                    yield (
+                        f"term {term.name!r}: hinted rows have log-probabilities of their own; set behavior: recorded, "
+                        "so that the ratio is to the policy with the hint"
+                    )
+            elif term.is_policy_gradient and not reads(term.loss, "sampler"):
                 yield (
                     f"term {term.name!r}: {term.loss.kind} takes hinted rows for samples of the bare prompt; set "
                     "select: on_policy, and learn from them by a shaped_surrogate with behavior: recorded, or "

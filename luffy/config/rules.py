@@ -144,11 +144,10 @@ def _of_environment(
                 "remove them"
             )
     if objective is not None and rl is not None:
-        for name in ("hint", "anchor"):
+        for name in ("hint", "retry", "anchor"):
             if getattr(objective.group, name) is not None:
                 yield (
-                    f"objective.group.{name}: {name}s are for responses of a single turn; remove it or the section "
-                    "environment"
+                    f"objective.group.{name} is for responses of a single turn; remove it or the section environment"
                 )
         whole = [(term.name, term.needs_whole_sequences) for term in objective.terms if term.needs_whole_sequences]
         refused = {
@@ -342,7 +341,8 @@ def _of_rl(config: "ExperimentConfig", objective: ObjectiveConfig, rl: RLConfig)
             "next step cannot start early; set rl.max_staleness to 0 or use kind: drop_zero_variance"
         )
     ladder = objective.group.prefix if objective.group.prefix and objective.group.prefix.by_success else None
-    fallbacks = {"hint": objective.group.hint, "anchor": objective.group.anchor, "prefix.length": ladder}
+    fallbacks = {name: getattr(objective.group, name) for name in ("hint", "retry", "anchor")}
+    fallbacks["prefix.length"] = ladder
     if rl.partial_rollout_tokens is not None:
         if config.environment is not None:
             yield (

@@ -19,6 +19,13 @@ from luffy.config.terms import TermConfig
 _WIDTH = 110
 _LABEL = 12
 _SELECTED = {"on_policy": "on-policy tokens", "off_policy": "off-policy tokens", "response": "all response tokens"}
+_LEARNED = {"bare": "without it", "hinted": "with it"}
+_KEPT = {
+    "all": "all replace wrong rollouts",
+    "first_correct": "the first correct one replaces a wrong rollout",
+    "all_correct": "all correct ones replace wrong rollouts",
+    "best": "the first correct one, else the first, replaces a rollout",
+}
 _SYMBOLS = (
     "A advantage; p = pi_theta(token), with gradient, at the temperature of the rollouts where nothing else is said; "
     "pi_old: the policy before this RL step's updates; r = p / pi_old; mu: the policy that sampled the token; "
@@ -105,15 +112,18 @@ def _group(objective: ObjectiveConfig) -> str:
         )
     elif hint is not None:
         shares = " or ".join(f"{share:.0%}" for share in hint.levels)
-        replacing = {
-            "all": "all replace wrong rollouts",
-            "first_correct": "the first correct one replaces a wrong rollout",
-        }[hint.keep]
-        learned = {"bare": "without it", "hinted": "with it"}[hint.learn]
         after = f", after {hint.after:.0%} of the steps" if hint.after else ""
         parts.append(
             f"where the share of correct ones is at most {hint.accuracy_at_most:g}{after}: {hint.num_rows} more "
-            f"sampled with a hint ({shares} of a trace's steps) and learned {learned}, of which {replacing}"
+            f"sampled with a hint ({shares} of a trace's steps) and learned {_LEARNED[hint.learn]}, of which "
+            f"{_KEPT[hint.keep]}"
+        )
+    if (retry := group.retry) is not None:
+        shown = {"each": "a response of the first round", "all": "the wrong answers of the first round"}[retry.about]
+        parts.append(
+            f"where the share of correct ones is at most {retry.accuracy_at_most:g}: {retry.num_rows} more sampled "
+            f"with {shown} and the grader's feedback in the prompt, and learned {_LEARNED[retry.learn]}, of which "
+            f"{_KEPT[retry.keep]}"
         )
     if (anchor := group.anchor) is not None:
         parts.append(

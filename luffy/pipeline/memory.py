@@ -394,9 +394,13 @@ def rl_engine_memory(architecture: ModelArchitecture, config: ExperimentConfig, 
 
 
 def _hint_tokens(config: ExperimentConfig) -> int:
-    """Largest number of tokens of a hint in RL's prompts, without the template's words; 0 without hints."""
-    hint = config.objective.group.hint if config.objective is not None else None
-    return 0 if hint is None else math.ceil(hint.levels[-1] * config.data.max_trace_tokens)
+    """Largest number of tokens that a hint, or the first round, adds to RL's prompts, without the template's words."""
+    group = config.objective.group if config.objective is not None else None
+    if group is not None and group.retry is not None:
+        assert config.rl is not None
+        longest = group.retry.max_prompt_tokens or config.data.max_prompt_tokens + config.rl.max_response_tokens
+        return max(longest - config.data.max_prompt_tokens, 0)
+    return 0 if group is None or group.hint is None else math.ceil(group.hint.levels[-1] * config.data.max_trace_tokens)
 
 
 def shared_context(config: ExperimentConfig) -> int | None:

@@ -1,7 +1,8 @@
 """Builds graded groups from prompts, and chooses those that a step trains on.
 
 A group has rollouts, off-policy rows (traces or their prefixes) and replayed rows. Where its rollouts fail, a fallback
-adds whole traces, hinted rollouts or branches off a trace; a configuration has at most one of them (`GroupConfig`).
+adds whole traces, rollouts under another prompt or branches off a trace; a configuration has at most one of them
+(`GroupConfig`).
 
 A zero-variance group is one whose rewards are all equal, over rollouts, off-policy and replayed rows together: with the
 joint population, it has no policy gradient. The same rule applies under `advantage.population: on_policy`, and keeps a
@@ -26,7 +27,8 @@ from luffy.environments.episodes import EpisodePlayer
 from luffy.environments.limits import refuse_failures
 from luffy.environments.transcript import transcript
 from luffy.grading.request import Grader
-from luffy.rl.rows import Demonstration, RolloutTask, Row, RowSampler, Visit, replayed_row
+from luffy.rl.retries import RetryPrompts
+from luffy.rl.rows import Demonstration, HintedPrompt, RolloutTask, Row, RowSampler, Visit, replayed_row
 from luffy.rl.trace_starts import Anchors, AnchorSearch, HintedPrompts, prefix_length, with_hinted_rows
 from luffy.rollout.engine import RolloutEngine, SamplingParams, StopTexts
 from luffy.seeds import derive_seed
@@ -48,7 +50,8 @@ class GroupCollector:
     environment failed are kept apart (`Group.failed`), so a group may have fewer rows than planned. With `step_tokens`
     a group may stay open (`Group.is_open`).
 
-    For `decode`, `player` and `stops` see `RowSampler`; `hints` come with `group.hint`, `anchors` with `group.anchor`.
+    For `decode`, `player` and `stops` see `RowSampler`; `hints`, `retries` and `anchors` come with their sections of
+    `group`.
     """
 
     grader: Grader
@@ -60,6 +63,7 @@ class GroupCollector:
     player: EpisodePlayer | None = None
     stops: StopTexts | None = None
     hints: HintedPrompts | None = None
+    retries: RetryPrompts | None = None
     anchors: Anchors | None = None
     overlong: OverlongConfig | None = None
     step_tokens: int | None = None
@@ -67,6 +71,7 @@ class GroupCollector:
 
     def __post_init__(self) -> None:
         assert (self.hints is None) == (self.group.hint is None), "hints come with their section"
+        assert (self.retries is None) == (self.group.retry is None), "retries come with their section"
         assert (self.anchors is None) == (self.group.anchor is None), "anchors come with their section"
         self.sampler = RowSampler(
             self.grader, self.decode, self.params, self.player, self.stops, self.overlong, self.step_tokens
@@ -103,8 +108,8 @@ class GroupCollector:
         ]
         if self.group.off_policy_when_accuracy_at_most is not None:
             groups = self._with_traces(visits, groups, sample, self.group.off_policy_when_accuracy_at_most)
-        elif self.hints is not None:
-            groups = self._with_hints(visits, groups, sample, self.hints)
+        elif self.hints is not None or self.retries is not None:
+            groups = self._with_hints(visits, groups, sample)
         elif self.anchors is not None:
             groups = self._anchored(visits, groups, sample, self.anchors)
         if self.player is not None:
@@ -199,25 +204,30 @@ class GroupCollector:
             changed.append(replace(group, trajectories=(*staying, *traces[:count]), replaced=tuple(leaving)))
         return changed
 
-    def _with_hints(
-        self, visits: Sequence[Visit], groups: Sequence[Group], sample: _Sample, hints: HintedPrompts
-    ) -> list[Group]:
-        """Rollouts under a prompt that shows the first steps of a trace (`group.hint`), in place of wrong ones."""
+    def _with_hints(self, visits: Sequence[Visit], groups: Sequence[Group], sample: _Sample) -> list[Group]:
+        """Rollouts under a prompt that shows more (`group.hint`, `group.retry`), in place of others."""
+        second = self.group.hint or self.group.retry
+        assert second is not None
         plans: list[list[Row]] = []
         for visit, group in zip(visits, groups, strict=True):
             task, step = visit.task, visit.step
-            is_due = hints.are_due(step) and _fails(group, hints.config.accuracy_at_most)
-            prompts = hints.of(task, step) if is_due else []
+            prompts = self._hinted_prompts(visit, group) if _fails(group, second.accuracy_at_most) else []
             plans.append([])
-            for place, prompt in enumerate(prompts, start=visit.repeat * len(prompts)):
+            for place, prompt in enumerate(prompts, start=visit.repeat * second.num_rows):
                 seed = derive_seed(self.seed, "hinted rollout", step, task.uid, place)
                 plans[-1].append(Row(task.prompt_ids, seed, hinted=prompt))
         if not any(plans):
             return list(groups)
         return [
-            with_hinted_rows(group, rows, hints.config) if rows else group
+            with_hinted_rows(group, rows, second.keep) if rows else group
             for group, rows in zip(groups, sample(plans), strict=True)
         ]
+
+    def _hinted_prompts(self, visit: Visit, group: Group) -> list[HintedPrompt]:
+        if self.retries is not None:
+            return self.retries.of(visit.task, group.rollouts)
+        assert self.hints is not None
+        return self.hints.of(visit.task, visit.step) if self.hints.are_due(visit.step) else []
 
     def _anchored(
         self, visits: Sequence[Visit], groups: Sequence[Group], sample: _Sample, anchors: Anchors

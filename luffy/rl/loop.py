@@ -87,7 +87,7 @@ class StepRunner:
         metrics["batch/kept_share"] = len(kept) / len(groups)
         metrics |= staleness_metrics(groups, step, rl.staleness_bound)
         metrics |= {} if rl.partial_rollout_tokens is None else partial_metrics(found, step)
-        metrics |= {} if objective.group.hint is None else hint_metrics(groups)
+        metrics |= hint_metrics(groups) if objective.group.hint or objective.group.retry else {}
         metrics |= {} if objective.group.anchor is None else anchor_metrics(groups)
         metrics |= self._experience.metrics(step, found)
         teaching_began = time.perf_counter()

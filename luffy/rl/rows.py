@@ -195,6 +195,7 @@ class Row:
             finish_reason=self.finish_reason,
             measures=self.measures,
             hint=None if hinted is None else hinted.hint,
+            answer=grade.extracted or "",
             context_starts=given_starts + context_starts(self.segments, self.num_given),
         )
 

@@ -15,6 +15,7 @@ from luffy.config.group import (
     BinomialLength,
     EvenlySpacedLength,
     HintConfig,
+    Keep,
     PrefixConfig,
     SuccessLadder,
     UniformLength,
@@ -255,13 +256,17 @@ def hint_text(trace: str, share: float) -> str:
     return joint.join(steps[:count]) if count > 0 else ""
 
 
-def with_hinted_rows(group: Group, hinted: Sequence[Trajectory], config: HintConfig) -> Group:
-    """The group with its first wrong rollouts replaced by hinted rows (`HintConfig.keep`); the replaced rollouts and
-    the unused hinted rows go to `Group.replaced`."""
-    staying = [row for row in hinted if row.is_correct][:1] if config.keep == "first_correct" else list(hinted)
+def with_hinted_rows(group: Group, hinted: Sequence[Trajectory], keep: Keep) -> Group:
+    """The group with hinted rows in place of rollouts (`Keep`); the replaced rollouts and the unused hinted rows go to
+    `Group.replaced`."""
     wrong = [row for row in group.trajectories if not row.is_correct]
-    assert len(staying) <= len(wrong), "checked by the configuration"
-    leaving = wrong[: len(staying)]
+    right = [row for row in hinted if row.is_correct]
+    if keep == "best":
+        staying, leaving = (right or list(hinted))[:1], list(group.trajectories[:1])
+    else:
+        staying = {"all": list(hinted), "first_correct": right[:1], "all_correct": right[: len(wrong)]}[keep]
+        assert len(staying) <= len(wrong), "checked by the configuration"
+        leaving = wrong[: len(staying)]
     rollouts = [row for row in group.trajectories if not any(row is other for other in leaving)]
     unused = [row for row in hinted if not any(row is other for other in staying)]
     return Group(group.uid, (*rollouts, *staying), replaced=(*group.replaced, *leaving, *unused))

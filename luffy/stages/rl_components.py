@@ -27,6 +27,7 @@ from luffy.grading.request import problem_of
 from luffy.model_shape import num_embeddings
 from luffy.rl.groups import GroupCollector, sample_rollouts
 from luffy.rl.loop import RowTeacher, StepRunner
+from luffy.rl.retries import RetryPrompts
 from luffy.rl.rows import Demonstration, RolloutTask
 from luffy.rl.teaching import TeacherPrompts, connect_teacher
 from luffy.rl.trace_starts import Anchors, HintedPrompts
@@ -70,14 +71,17 @@ def open_components(settings: RLSettings, context: StageContext, stack: ExitStac
 
     tasks = read_tasks(settings, data, tokenizer)
     requests, longest_held_out = ((), 0) if validation is None else read_problems(settings, context, tokenizer)
-    hints = None
-    if group.hint is not None:
 
-        def encode(messages: Sequence[Message]) -> tuple[int, ...]:
-            return tuple(render_prompts(tokenizer, [messages])[0])
+    def encode(messages: Sequence[Message]) -> tuple[int, ...]:
+        return tuple(render_prompts(tokenizer, [messages])[0])
 
-        hints = HintedPrompts(group.hint, encode, settings.seed, rl.steps)
-    prompt = max(max(len(task.prompt_ids) for task in tasks), 0 if hints is None else hints.longest(tasks))
+    hints = None if group.hint is None else HintedPrompts(group.hint, encode, settings.seed, rl.steps)
+    retries = None
+    if group.retry is not None:
+        room = context_length(read_shape(model))
+        retries = RetryPrompts.fitting(group.retry, encode, reply, tasks, rl.max_response_tokens, room)
+    shown = max(0 if hints is None else hints.longest(tasks), 0 if retries is None else retries.longest)
+    prompt = max(shown, *(len(task.prompt_ids) for task in tasks))
     longest = max(prompt + rl.max_response_tokens, longest_held_out)
     teaching: RowTeacher | None = None
     teacher = None
@@ -86,8 +90,8 @@ def open_components(settings: RLSettings, context: StageContext, stack: ExitStac
         teaching = stack.enter_context(closing(served))
     elif isinstance(rl.teacher, SelfTeacher):
         limit, prompts = context_length(read_shape(model)), read_prompts(prompts_file(settings, data))
-        shown = TeacherPrompts(tokenizer, prompts, rl.teacher, reply, limit)
-        teaching, teacher = shown, TeacherSpec(model, max(shown.longest + rl.max_response_tokens, longest))
+        teaching = TeacherPrompts(tokenizer, prompts, rl.teacher, reply, limit)
+        teacher = TeacherSpec(model, max(teaching.longest + rl.max_response_tokens, longest))
     elif rl.teacher is not None:
         teacher = TeacherSpec(_teacher_folder(rl.teacher.path, tokenizer), longest)
     spec = TrainerSpec(settings, context.execution, model, context.out, longest, tokenizer.pad_token_id, teacher)
@@ -109,6 +113,7 @@ def open_components(settings: RLSettings, context: StageContext, stack: ExitStac
         player=player,
         stops=stops if rl.stop else None,
         hints=hints,
+        retries=retries,
         anchors=open_anchors(settings, tokenizer),
         overlong=rl.overlong,
         step_tokens=rl.partial_rollout_tokens,

@@ -60,7 +60,7 @@ OPTIMIZER = OptimizerConfig(lr=1e-2, eps=1.0, weight_decay=0.01, max_grad_norm=0
 VOCABULARY = 23
 _REWARDS = ((1, 0, 1, 0), (0, 0, 0, 0), (1, 1, 1, 1), (1, 0, 0, 1), (0, 1, 0, 0))
 """Of the rollouts of each group, repeated: mixed, all wrong, all right, mixed twice."""
-_SAMPLED_EARLIER = {"replayed": Source.REPLAY, "hinted": Source.HINTED}
+_SAMPLED_EARLIER = {"replayed": Source.REPLAY, "hinted": Source.HINTED, "refined": Source.HINTED}
 """Kinds of rows whose off-policy tokens a policy sampled, so that their log-probabilities are known."""
 _HINTED = (0, 4)
 """Groups (modulo 5) of which every row was sampled with a hint."""
@@ -150,11 +150,11 @@ def trajectories(case: str, num_groups: int = 5, seed: int = 1) -> tuple[list[Tr
     """Four rows a group, and each row's group.
 
     The kinds of rows (`Reference.rows`): `rollouts`; `demonstrations`, the last row of a group being one;
-    `where_failing`, the same, but only where all rollouts are wrong; `replayed`, it being an earlier rollout; `hinted`,
-    all rows of some groups being sampled with a hint; `guided`, the last row beginning with a prefix of a trace;
-    `all_guided`, every row beginning with the same; `demonstrations_only`; `peers`, rollouts of which those beside a
-    right one have a prompt for the teacher. Every fifth group has rollouts alone. Every third row has tokens of an
-    environment between its own.
+    `where_failing`, the same, but only where all rollouts are wrong; `replayed`, it being an earlier rollout;
+    `refined`, it being of a second round; `hinted`, all rows of some groups being sampled with a hint; `guided`, the
+    last row beginning with a prefix of a trace; `all_guided`, every row beginning with the same; `demonstrations_only`;
+    `peers`, rollouts of which those beside a right one have a prompt for the teacher. Every fifth group has rollouts
+    alone. Every third row has tokens of an environment between its own.
     """
     kind = reference_of(case).rows
     writer = RowWriter(seed)
@@ -237,7 +237,7 @@ def _num_given(kind: str, group: int, sample: int, response_tokens: int, trace_t
         return response_tokens if has_guide and not any(_REWARDS[group % 5]) else 0
     if kind == "hinted":
         return response_tokens if group % 5 in _HINTED else 0
-    if kind in ("demonstrations", "replayed"):
+    if kind in ("demonstrations", "replayed", "refined"):
         return response_tokens if has_guide else 0
     if kind == "all_guided" or (kind == "guided" and has_guide):
         # Half of the trace, little, the whole of it, nothing, some.

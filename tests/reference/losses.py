@@ -278,7 +278,8 @@ def rlsd(rows: Rows) -> Tensor:
 def mixed(off_policy: Callable[[Evaluated], Tensor]) -> Loss:
     """arXiv 2504.14945 eq. 5 with a loss for off-policy tokens: one joint denominator, no clip; entropy bonus.
 
-    ExGRPO (2510.02245) has replayed rows in the place of demonstrations, with recorded log-probabilities.
+    ExGRPO (2510.02245) has replayed rows in the place of demonstrations, with recorded log-probabilities; Critique-GRPO
+    (2506.03106) refinements.
     """
 
     def loss(rows: Rows) -> Tensor:
@@ -333,6 +334,11 @@ def superrl(rows: Rows) -> Tensor:
     """arXiv 2506.01096: the same gate on GRPO, both halves divided by all tokens of their kind, gated or not."""
     rl, supervised = _gated(rows, clipped)
     return total(rl) / sum(int(r.own.sum()) for r in rows) + total(supervised) / sum(int(r.given.sum()) for r in rows)
+
+
+def rlep(rows: Rows) -> Tensor:
+    """arXiv 2507.07451: DAPO's clip with dual clip 10 on all tokens, those of earlier successes included."""
+    return mean([dual_clip(r, high=0.28, bound=10.0) for r in rows])
 
 
 def srft(rows: Rows) -> Tensor:
@@ -399,6 +405,12 @@ def guide(rows: Rows) -> Tensor:
     return torch.stack([torch.where(r.given, hinted(r), clipped(r)).mean() for r in rows]).mean()
 
 
+def lte(rows: Rows) -> Tensor:
+    """arXiv 2510.26109: clip 0.2 on rollouts + r / (r + 0.1) on rows of the second round, r to the policy that saw the
+    wrong answers; each a mean over its own tokens."""
+    return mean(_own(rows, clipped)) + mean(_given(rows, _recorded_shape))
+
+
 def uft(rows: Rows) -> Tensor:
     """arXiv 2505.16984: clipped policy gradient + 0.001 cross entropy of the hint + 0.001 KL (k3)."""
     divergence = mean(_own(rows, lambda r: k3(r.row.logp_start - r.logp)))
@@ -445,6 +457,7 @@ REFERENCES: dict[str, Reference] = {
     "luffy_prefix": Reference("guided", estimators.centred, mixed(_luffy_shape)),
     "rl_plus": Reference("demonstrations", estimators.centred, mixed(_multiple_importance)),
     "exgrpo": Reference("replayed", estimators.centred, mixed(_recorded_shape)),
+    "rlep": Reference("demonstrations", estimators.standardised, rlep),
     "rl_sft_loss": Reference("demonstrations", estimators.centred_rollouts, rl_sft_loss),
     "chord": Reference("demonstrations", estimators.standardised_rollouts, chord(0.1, lambda p: p * (1 - p))),
     "hpt": Reference("where_failing", estimators.centred_rollouts, hpt),
@@ -454,6 +467,8 @@ REFERENCES: dict[str, Reference] = {
     "trapo": Reference("guided", estimators.centred, trapo),
     "stephint": Reference("guided", estimators.standardised, stephint),
     "guide": Reference("hinted", estimators.standardised, guide),
+    "lte": Reference("refined", estimators.standardised, lte),
+    "critique_grpo": Reference("refined", estimators.centred, mixed(_luffy_shape)),
     "scaf_grpo": Reference("rollouts", estimators.standardised, scaf_grpo),
     "questa": Reference("rollouts", estimators.standardised, ppo),
     "pope": Reference("rollouts", estimators.standardised, ppo),

@@ -73,6 +73,8 @@ AUTHORS = {
     ("srft", "right"): summed(0.1),
     ("chord", "sft"): own_means(0.1, 1, 0.9, 4),
     ("guide", "hinted"): 1.0,
+    ("critique_grpo", "refined"): summed(1.0),
+    ("critique_grpo", "entropy"): _ENTROPY,
     ("uft", "hint"): own_means(0.001, 1, 1.0, 1),
     ("uft", "kl"): 0.001,
 }

@@ -246,11 +246,11 @@ def _steps_of_rollouts(arm: _ArmPlan, rollouts: int, config: ExperimentConfig) -
     if config.rl is None or config.objective is None or "rl" not in config.stages:
         arm.refuse("samples no rollouts, so a budget of rollouts does not bound it; give budget.optimizer_steps")
     group = config.objective.group
-    depends = (group.prefix, group.guidance, group.hint, group.anchor, config.objective.replay)
+    depends = (group.prefix, group.guidance, group.hint, group.retry, group.anchor, config.objective.replay)
     if isinstance(group.filter, DynamicSampling) or any(each is not None for each in depends):
         arm.refuse(
             f"how many rollouts {config.method} samples in a step depends on their rewards (prefixes, "
-            "guidance, hints, anchors, dynamic sampling or replay); give budget.optimizer_steps"
+            "guidance, hints, retries, anchors, dynamic sampling or replay); give budget.optimizer_steps"
         )
     traces = group.off_policy if group.off_policy_when_accuracy_at_most is None else 0
     a_step = config.rl.prompts_per_step * (group.size - traces)

@@ -92,10 +92,12 @@ HINTS = {
     objective(BARE.replace("[0.5]", "[0.5, 0.5]"), terms=(ON, OFF)): "levels [0.5, 0.5] must rise",
     objective(BARE.replace("[0.5]", "[1.0]"), terms=(ON, OFF)): "group.hint.levels.0",
     objective(HINTED.replace("}}", ", template: '{prompt}'}}")): "template must have {hint} once",
-    objective(HINTED.replace("off_policy: 0", "off_policy: 1")): "off_policy makes rows of them; set off_policy: 0",
+    objective(
+        HINTED.replace("off_policy: 0", "off_policy: 1")
+    ): "hint samples rows of other prompts, off_policy makes rows of traces; set off_policy: 0",
     objective(
         HINTED.replace("first_correct", "all, rows_per_level: 5")
-    ): "hint: 1 levels x 5 rows are above size 4; lower rows_per_level",
+    ): "hint: 5 rows are above size 4; sample fewer, or set keep: first_correct",
     objective(
         HINTED.replace("first_correct", "all, rows_per_level: 3, accuracy_at_most: 0.5")
     ): "a group may have fewer wrong rollouts than the 3 rows that replace them",

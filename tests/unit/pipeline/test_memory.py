@@ -436,6 +436,12 @@ def test_each_engine_has_room_for_the_longest_response_of_its_own_stage():
     assert least == pytest.approx(expected)
 
 
+@pytest.mark.parametrize(("bound", "prompt"), [("null", 1024 + 8192), ("2048", 2048)])
+def test_an_engine_has_room_for_the_prompts_of_a_second_round(bound, prompt):
+    config = experiment("method=lte", f"objective.group.retry.max_prompt_tokens={bound}")
+    assert rl_engine_memory(QWEN_7B, config, None).gib("KV cache") == pytest.approx((prompt + 8192) * PER_TOKEN)
+
+
 def test_evaluations_take_the_gpus_of_all_their_engines():
     config = experiment("execution.vllm={engines: 3, tensor_parallel_size: 2}")
     (found,) = generation_memory(QWEN_7B, config, 79.0, ("evaluate",))

@@ -33,6 +33,7 @@ from luffy.objectives.objective import token_weights
 from luffy.objectives.schedules import objective_at
 from luffy.rl.groups import GroupCollector
 from luffy.rl.loop import StepRunner
+from luffy.rl.retries import RetryPrompts
 from luffy.rl.rows import Demonstration, RolloutTask
 from luffy.rl.trace_starts import Anchors, HintedPrompts
 from luffy.rollout.engine import Completion, RolloutRequest, SamplingParams, limit
@@ -103,9 +104,9 @@ def _tasks() -> list[RolloutTask]:
 
 
 def _encode(messages: Sequence[Message]) -> tuple[int, ...]:
-    """The prompt's token, and after it one for each line of a hint."""
-    number, *rest = messages[-1].content.split(maxsplit=1)
-    return (int(number), *[99] * "".join(rest).count("step"))
+    """The prompt's token, and after it one for each word that it is shown."""
+    number, *rest = messages[-1].content.split()
+    return (int(number), *[99] * len(rest))
 
 
 def _trace(index: int) -> Demonstration:
@@ -237,11 +238,13 @@ def runner_of(
     """The loop of a run, and its engine."""
     group, steps = settings.objective.group, settings.rl.steps
     hints = None if group.hint is None else HintedPrompts(group.hint, _encode, settings.seed, steps)
+    retries = None if group.retry is None else RetryPrompts.fitting(group.retry, _encode, _decode, _tasks(), 64, None)
     anchors = None if group.anchor is None else Anchors(group.anchor, _decode, settings.seed)
     params, partial = SamplingParams(1.0, 64, (STOP,)), settings.rl.partial_rollout_tokens
     collector = GroupCollector(
-        grader, _decode, params, group, settings.seed, steps, hints=hints, anchors=anchors, step_tokens=partial
-    )
+        grader, _decode, params, group, settings.seed, steps, hints=hints, retries=retries, anchors=anchors,
+        step_tokens=partial,
+    )  # fmt: skip
     cluster = ScriptedCluster(Trainer(settings, ranks), failing)
     return StepRunner(settings, cluster, _tasks(), collector, journal), cluster.engine
 
@@ -355,7 +358,7 @@ def test_the_steps_above_have_what_makes_their_method(method: str, run: Callable
     expected = {
         "replayed": objective.replay is not None,
         "prefixed": group.prefix is not None or group.anchor is not None,
-        "hinted": group.hint is not None,
+        "hinted": group.hint is not None or group.retry is not None,
         "demonstrated": group.off_policy > 0 and group.prefix is None,
     }
     assert {kind: any(map(is_kind, groups)) for kind, is_kind in KINDS.items()} == expected
@@ -507,6 +510,36 @@ def test_stephint_has_levels_side_by_side_and_wrong_rows_take_nothing_from_their
 def _token_weights(found: Run, batch: TrainBatch) -> torch.Tensor:
     objective = objective_at(found.settings.objective.terms, 1, STEPS, max_response_tokens=64)
     return token_weights(objective, batch, lambda tensor: tensor)
+
+
+def test_critique_grpo_gives_one_row_of_every_group_to_a_refinement(run: Callable[[str], Run]) -> None:
+    found, chosen = run("critique_grpo"), Counter[float]()
+    for step in found.steps:
+        for group in step.groups:
+            (refined,) = [row for row in group.trajectories if row.hint is not None]
+            assert group.trajectories[-1] is refined and len(group.rollouts) == len(group.hinted) == 8
+            assert refined.is_correct or not any(row.is_correct for row in group.hinted)
+            assert refined.prompt_ids == (10 + int(group.uid[1:]),), "learned under the bare prompt"
+            assert {*refined.source} == {Source.HINTED} and {*refined.logp_behavior} == {HINTED_LOGP}
+            chosen[refined.reward] += 1
+        for row in (row for update in step.updates(1, 2) for row in update):
+            rewards = step.kept[row.group].rewards
+            assert row.advantage == pytest.approx(row.trajectory.reward - sum(rewards) / 8), "all eight that stay"
+    assert chosen[0.0] and chosen[1.0]
+
+
+def test_lte_replaces_failures_by_the_right_rows_of_a_second_round(run: Callable[[str], Run]) -> None:
+    solved = Counter[int]()
+    for group in (group for step in run("lte").steps for group in step.groups):
+        fails = not any(row.is_correct for row in group.rollouts)
+        learned = [row for row in group.trajectories if row.hint is not None]
+        assert len(group.hinted) == (8 if fails else 0) and len(group.trajectories) == len(group.rollouts) == 8
+        assert learned == [row for row in group.hinted if row.is_correct]
+        for row in learned:
+            assert row.hint == Hint(1, "Wrong answers: 8.") and len(row.prompt_ids) == 1
+            assert {*row.source} == {Source.HINTED} and {*row.logp_behavior} == {HINTED_LOGP}
+        solved[len(learned)] += fails
+    assert len(solved) > 2, "groups with several numbers of right rows"
 
 
 HAS_PIECES = {task.uid: any(len(trace.token_ids) > 2 for trace in task.demonstrations) for task in _tasks()}

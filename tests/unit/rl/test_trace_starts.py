@@ -184,20 +184,18 @@ def hinted_row(reward: float, hint: Hint) -> Trajectory:
 def test_the_accuracy_of_a_group_is_that_of_bare_rollouts_whatever_hints_achieve() -> None:
     hinted = [hinted_row(1.0, Hint(1, "a")), hinted_row(0.0, Hint(1, "a"))]
     bare = Group("p", (row_of(0.0), row_of(0.0), row_of(0.0)))
-    found = with_hinted_rows(bare, hinted, hint_config(keep="all"))
+    found = with_hinted_rows(bare, hinted, "all")
     assert [each.hint is not None for each in found.trajectories] == [False, True, True]
     assert found.accuracy == 0.0 and len(found.rollouts) == 3 and list(found.hinted) == hinted
 
 
 def test_right_rollouts_stay_and_hinted_rows_that_are_all_wrong_change_nothing() -> None:
     right, wrong = row_of(1.0), [row_of(0.0) for _ in range(3)]
-    first = hint_config(keep="first_correct", accuracy_at_most=0.5)
-    helped = with_hinted_rows(
-        Group("p", (right, *wrong)), [hinted_row(0.0, Hint(1, "a")), hinted_row(1.0, Hint(2, "ab"))], first
-    )
+    hinted = [hinted_row(0.0, Hint(1, "a")), hinted_row(1.0, Hint(2, "ab"))]
+    helped = with_hinted_rows(Group("p", (right, *wrong)), hinted, "first_correct")
     assert [each.reward for each in helped.trajectories] == [1.0, 0.0, 0.0, 1.0]
     assert len(helped.replaced) == 2 and helped.accuracy == 0.25
-    unhelped = with_hinted_rows(Group("p", tuple(wrong)), [hinted_row(0.0, Hint(1, "a"))], first)
+    unhelped = with_hinted_rows(Group("p", tuple(wrong)), hinted[:1], "first_correct")
     assert unhelped.trajectories == tuple(wrong) and len(unhelped.replaced) == 1
 
 
@@ -415,7 +413,7 @@ HINT = {"levels": (0.5,), "keep": "all", "learn": "hinted"}
         ({"anchor": {"accuracy_at_most": 0.5}}, "must be below success_at_least"),
         ({"anchor": {"success_at_least": 0.3, "success_at_most": 0.4}}, "no number of correct rows among size 4"),
         ({"anchor": {}, "off_policy": 1}, "anchor and off_policy both use traces"),
-        ({"anchor": {}, "hint": HINT}, "anchor and hint both use traces"),
+        ({"anchor": {}, "hint": HINT}, "hint and anchor both sample again where rollouts fail"),
         ({"anchor": {"pieces": 1}}, "greater than or equal to 2"),
     ],
 )
