@@ -24,10 +24,12 @@ export PREFECT_SERVER_ANALYTICS_ENABLED := false
 export RAY_USAGE_STATS_ENABLED := 0
 export VLLM_NO_USAGE_STATS := 1
 
-.PHONY: help pipeline serve test test-fast test-gpu lint format docs docs-pictures lock clean
+.PHONY: help install pipeline serve test test-fast test-gpu lint format docs docs-pictures lock clean
 
 help:  ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 14
+
+install: $(VENV)/.installed  ## Create .venv with the package
 
 pipeline: $(VENV)/.installed  ## Run the whole experiment (CONFIG=..., ARGS='key.path=value ...')
 	$(BIN)/python -m luffy run $(CONFIG) $(ARGS)

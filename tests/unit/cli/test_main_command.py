@@ -134,8 +134,8 @@ def test_show_lists_the_runs_with_a_tag_and_their_notes(capsys, tmp_path):
 
 
 SEVEN_B = "exp_configs/luffy_qwen2.5_math_7b.yaml"
-OWN_DATA = ["data.train={kind: file, path: data/samples/arithmetic_train.jsonl}"] + [
-    f"data.suites.{name}={{kind: file, path: data/samples/arithmetic_test.jsonl}}"
+OWN_DATA = ["data.train={kind: file, path: data/samples/shop_train.jsonl}"] + [
+    f"data.suites.{name}={{kind: file, path: data/samples/shop_test.jsonl}}"
     for name in load_experiment(SEVEN_B).data.suites
 ]
 

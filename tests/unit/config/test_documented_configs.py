@@ -19,31 +19,41 @@ DOCS = ROOT / "docs"
 _YAML = re.compile(r"```yaml\n(name: (\w+)\n.*?)```", re.DOTALL)
 
 
+TUTORIAL = (DOCS / "tutorial.md").read_text()
+
+
 @pytest.fixture
-def tutorial(tmp_path: Path) -> Path:
-    """A folder with every file of the tutorial."""
-    for text, name in _YAML.findall((DOCS / "tutorial.md").read_text()):
-        (tmp_path / f"{name}.yaml").write_text(text)
+def tutorial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with every file that the tutorial writes; its rows are those of the repository."""
+    monkeypatch.chdir(ROOT)
+    for name, text in re.findall(r"cat > (\w+\.yaml) <<'END'\n(.*?)END\n", TUTORIAL, re.DOTALL):
+        (tmp_path / name).write_text(text)
     return tmp_path
 
 
+def test_the_tutorial_shows_the_experiment_that_ships() -> None:
+    _, _, shipped = (ROOT / "exp_configs/own_data.yaml").read_text().partition("\n")
+    assert f"```yaml\n{shipped}```" in TUTORIAL
+
+
+def test_the_tutorial_shows_the_first_rows() -> None:
+    shown = re.findall(r"```json\n(.*?)```", TUTORIAL, re.DOTALL)[0]
+    rows = (ROOT / "data/samples/shop_train.jsonl").read_text()
+    assert rows.startswith(shown) and len(rows.splitlines()) == 60
+
+
 def test_the_tutorials_experiment_has_its_own_data_alone(tutorial: Path) -> None:
-    data = load_experiment(tutorial / "mine.yaml").data
-    assert data.train is not None and data.corpus is not None
-    assert {source.kind for source in (data.train, data.corpus, *data.suites.values())} == {"file"}
-    assert list(data.suites) == ["held_out"]
+    config = load_experiment(tutorial / "mine.yaml")
+    assert [source.path for source in config.data.suites.values()] == ["mine/test.jsonl"]
+    assert config.data.train is not None and config.data.train.path == "mine/train.jsonl"
 
 
-def test_the_tutorials_real_model_takes_the_place_of_the_embedded_one(tutorial: Path) -> None:
-    config = load_experiment(tutorial / "mine_real.yaml")
-    assert config.model.path == "/models/Qwen2.5-Math-1.5B"
-    assert (config.model.architecture, config.base, config.data.corpus) == (None, None, None)
-
-
-def test_the_tutorials_comparison_gives_every_arm_its_budget(tutorial: Path) -> None:
-    runs = load_sweep(tutorial / "compare_mine.yaml").reported_runs()
-    assert [(run.arm, run.seed) for run in runs[:3]] == [("luffy", 1), ("sft", 1), ("sft_then_rl", 1)]
-    assert [run.config.rl.steps for run in runs[:3] if "rl" in run.config.stages and run.config.rl] == [24, 20]
+def test_the_tutorials_comparison_has_the_run_of_the_experiment(tutorial: Path) -> None:
+    """So that its stages are reused."""
+    luffy, other = (run.config for run in load_sweep(tutorial / "compare_mine.yaml").reported_runs())
+    alone = load_experiment("own_data", ["sft.seed=0", "rl.seed=0"])
+    assert (luffy.sft, luffy.rl) == (alone.sft, alone.rl)
+    assert other.rl is not None and luffy.rl is not None and other.rl.steps == luffy.rl.steps
 
 
 @pytest.mark.parametrize(("wanted", "num_runs"), [("compare_mine", 6), ("my_grid", 9)])

@@ -35,7 +35,7 @@ def test_an_unknown_name_is_refused_with_the_shipped_ones(name):
 
 
 def test_shipped_samples_are_found_from_any_folder(elsewhere):
-    name = "data/samples/arithmetic_train.jsonl"
+    name = "data/samples/shop_train.jsonl"
     assert expand_pattern(name)[0].is_file()
     (elsewhere / "data/samples").mkdir(parents=True)
     (elsewhere / name).touch()

