@@ -59,12 +59,9 @@ def once_seen(stage: Stage, kind: str, started: ForkedProgram) -> None:
 def test_training_writes_a_checkpoint_after_its_step_and_goes_on_from_there_to_the_same_bits(
     undisturbed, tmp_path, name
 ):
-    """RL with a signal to every process of the stage, which takes no verdict along."""
     stage = Stage(undisturbed[0], name, tmp_path / name)
     process = stage.start()
-    once_seen(stage, "progress" if name == "rl" else "started", process)
-    for helper in psutil.Process(process.pid).children(recursive=True) if name == "rl" else ():
-        helper.terminate()
+    once_seen(stage, "started", process)
     process.send(signal.SIGTERM)
     assert process.ended() == 75, stage.log()
     (stopped,) = stage.events("stopped")
@@ -86,6 +83,18 @@ def test_an_evaluation_keeps_the_batches_under_way_and_generates_none_twice(undi
     assert done >= stage.events("progress")[-1]["step"] > 0
     assert stage.run() == 0
     assert read_manifest(stage.out).resumed_from == done
+    stage.assert_equal_to_the_original()
+
+
+def test_a_signal_to_every_process_of_a_stage_takes_no_verdict_along(undisturbed, tmp_path):
+    stage = Stage(undisturbed[0], "rl", tmp_path / "rl")
+    process = stage.start()
+    once_seen(stage, "progress", process)
+    for helper in psutil.Process(process.pid).children(recursive=True):
+        helper.terminate()
+    process.send(signal.SIGTERM)
+    assert process.ended() == 75, stage.log()
+    assert stage.run() == 0
     stage.assert_equal_to_the_original()
 
 

@@ -5,6 +5,7 @@ need `uv` beside it, which installs what verifiers' chat program needs.
 """
 
 import json
+import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -12,13 +13,20 @@ from pathlib import Path
 import psutil
 import pytest
 from nltk_words import WORDS, write_words
-from patience import wait_until_ended
-from synthetic.own_evaluation import PYTHON, needs_interpreter, needs_uv, own_evaluation, said
+from patience import ran, wait_until_ended
 
 from luffy.config.data import VerifiersPackage
 from luffy.errors import ConfigError, DataError
 from luffy.hosted.verifiers_process import HostedFault, VerifiersProcess
 
+PYTHON = os.environ.get("LUFFY_TEST_TASK_SETS")
+needs_interpreter = pytest.mark.skipif(
+    PYTHON is None, reason="needs verifiers 0.4.0: name its interpreter in LUFFY_TEST_TASK_SETS"
+)
+needs_uv = pytest.mark.skipif(
+    PYTHON is None or not Path(PYTHON).with_name("uv").exists(),
+    reason="needs uv beside the interpreter that LUFFY_TEST_TASK_SETS names",
+)
 pytestmark = [pytest.mark.slow, needs_interpreter]
 SYNTHETIC = Path(__file__).parents[1] / "synthetic"
 
@@ -218,6 +226,26 @@ def played(process: VerifiersProcess, row: int, turns: Sequence[Sequence[object]
         respond(process, episode, *turn)
     found = process.call("score", episode=episode)
     return {"reward": found["reward"], **found["metrics"]}
+
+
+def own_evaluation(
+    environment: str, role: str, cases: Sequence[tuple[int, object]], **configuration: object
+) -> list[dict[str, float]]:
+    """Reward and scores of each case: the position of a task, and the policy's turns as `said` makes them."""
+    asked = {"environment": environment, "role": role, "configuration": configuration}
+    result = ran(
+        [PYTHON, SYNTHETIC / "task_set_evaluation.py"],
+        input=json.dumps({**asked, "cases": [{"row": row, "turns": turns} for row, turns in cases]}) + "\n",
+        env={**os.environ, "PATH": f"{Path(PYTHON).parent}:{os.environ['PATH']}"},
+    )
+    assert result.returncode == 0, result.stderr
+    return json.loads(result.stdout)
+
+
+def said(text: str, *calls: dict[str, str]) -> dict[str, object]:
+    """A turn in the form of OpenAI's protocol."""
+    functions = [{"id": f"c{place}", "type": "function", "function": call} for place, call in enumerate(calls)]
+    return {"content": text, "tool_calls": functions}
 
 
 @needs_uv

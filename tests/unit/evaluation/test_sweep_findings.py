@@ -7,8 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from synthetic.finished_chain import HOSTILE
-from synthetic.suite_scores import evaluation
-from synthetic.sweeps import COSTS, arm, compared, gridded, run
+from synthetic.sweeps import COSTS, arm, compared, evaluation, gridded, run
 
 from luffy.cli.study_view import fresh_workspace
 from luffy.config.many_runs.sweep_design import CENTRE

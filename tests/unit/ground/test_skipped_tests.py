@@ -1,10 +1,9 @@
 import ast
 import os
-import subprocess
 import sys
 from pathlib import Path
 
-from patience import PATIENCE_S
+from patience import ran
 from skipped_tests import num_skipped
 
 TESTS = Path(__file__).parents[2]
@@ -32,16 +31,11 @@ def test_four(): ...
 def test_a_run_ends_with_what_its_skipped_tests_needed(tmp_path):
     (tmp_path / "test_skipping.py").write_text(SKIPPING)
     command = [sys.executable, "-m", "pytest", "-p", "skipped_tests", "-q", "--rootdir", tmp_path]
-    env = {**os.environ, "PYTHONPATH": str(TESTS)}
-
-    def run(*more: str) -> subprocess.CompletedProcess[str]:
-        options = {"cwd": tmp_path, "env": env, "capture_output": True, "text": True, "timeout": PATIENCE_S}
-        return subprocess.run([*command, *more], **options)
-
-    done = run("--skipped-to", "skipped.txt", "test_skipping.py")
+    where = {"cwd": tmp_path, "env": {**os.environ, "PYTHONPATH": str(TESTS)}}
+    done = ran([*command, "--skipped-to", "skipped.txt", "test_skipping.py"], **where)
     told = done.stdout.partition("tests that were skipped")[2].splitlines()[1:3]
     assert told == ["    3  needs the datasets", "    1  needs the package no-such-package"], done.stdout
-    again = run("@skipped.txt")
+    again = ran([*command, "@skipped.txt"], **where)
     assert "4 skipped" in again.stdout and "passed" not in again.stdout, again.stdout
 
 

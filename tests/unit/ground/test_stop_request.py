@@ -1,9 +1,8 @@
 """Requests to stop, whenever they come."""
 
-import subprocess
 import sys
 
-from patience import PATIENCE_S
+from patience import ran
 
 # A second signal after each line that the handler of the first one runs, each time in a process of its own.
 INTERRUPTED_HANDLERS = """
@@ -38,7 +37,5 @@ for lines in range(1, 200):
 
 
 def test_a_signal_may_interrupt_the_handler_of_another():
-    done = subprocess.run(
-        [sys.executable, "-c", INTERRUPTED_HANDLERS], capture_output=True, text=True, check=False, timeout=PATIENCE_S
-    )
+    done = ran([sys.executable, "-c", INTERRUPTED_HANDLERS])
     assert done.stdout == "ended\n", done.stderr

@@ -2,12 +2,12 @@
 
 import base64
 import pickle
-import subprocess
 import sys
 from dataclasses import replace
 
 import pytest
 import torch
+from patience import ran
 
 from luffy.tensor_sharing import SharedTensor, SharingFailed
 
@@ -23,10 +23,8 @@ with shared.opened() as tensor:
 def test_another_process_reads_and_writes_the_same_memory():
     tensor = torch.arange(6, dtype=torch.uint8)[2:]
     encoded = base64.b64encode(pickle.dumps(SharedTensor.of(tensor))).decode()
-    done = subprocess.run(
-        [sys.executable, "-c", ADDS_ONE, encoded], capture_output=True, text=True, check=True, timeout=120
-    )
-    assert done.stdout.strip() == "14"
+    done = ran([sys.executable, "-c", ADDS_ONE, encoded])
+    assert done.stdout.strip() == "14", done.stderr
     assert tensor.tolist() == [3, 4, 5, 6]
 
 
