@@ -225,7 +225,8 @@ class HintedPrompts:
         if not traces:
             return []
         trace = traces[derive_seed(self._seed, "hinting trace", step, task.uid) % len(traces)]
-        return [self._written(task, trace, level) for level in levels]
+        written = {level: self._written(task, trace, level) for level in dict.fromkeys(levels)}
+        return [written[level] for level in levels]
 
     def longest(self, tasks: Sequence[RolloutTask]) -> int:
         """Number of tokens in the longest hinted prompt of `tasks`; 0 without any."""

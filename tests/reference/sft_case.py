@@ -22,7 +22,12 @@ PLAN = SupervisedPlan(
     checkpoint_every=2,
     seed=3,
 )
-PHASED = replace(PLAN, terms=terms_of("psft"), steps_per_phase=2)
+PHASED = replace(
+    PLAN,
+    optimizer=PLAN.optimizer.model_copy(update={"lr": 3.0}),  # so large that ratios are far from 1
+    terms=terms_of("psft"),
+    steps_per_phase=2,
+)
 ENDS_AFTER = 3
 """The step after which an interrupted run ends; its newest checkpoint is one step older."""
 

@@ -365,7 +365,7 @@ def test_the_steps_above_have_what_makes_their_method(method: str, run: Callable
     if objective.replay is not None:
         assert sum(group.is_replayed for group in found.steps[-1].groups) == objective.replay.share * PROMPTS
     if isinstance(group.filter, DynamicSampling):
-        assert all(len(step.groups) > PROMPTS for step in found.steps)
+        assert any(len(step.groups) > PROMPTS for step in found.steps)
     assert bool(found.sft_steps) == (objective.interleaved_sft is not None)
     assert all(rows for shards in found.sft_steps for shard in shards for rows in shard.updates)
 

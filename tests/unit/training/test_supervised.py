@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 import torch
 from reference.gradient_case import (
-    OPTIMIZER,
     adamw_step,
     execution,
     reference_optimizer,
@@ -27,7 +26,8 @@ from luffy.training.policy import Policy
 from luffy.training.ranks import LocalRanks
 from luffy.training.supervised import SupervisedPlan, SupervisedRank, SupervisedTrainer
 
-RATES = tuple(OPTIMIZER.lr * share for share in (1.0, 0.75, 0.5, 0.25))
+RATES = (1.0, 0.75, 0.5, 0.25)
+"""Of the first step's."""
 
 
 def trainer_of(policy: Policy, store: CheckpointStore, plan: SupervisedPlan = PLAN) -> SupervisedTrainer:
@@ -42,7 +42,7 @@ def test_training_equals_the_reference_step_by_step(preset: str, plan: Supervise
     trainer_of(policy, CheckpointStore(tmp_path, 1), plan).train(rows, 0, lambda _, metrics: seen.append(metrics))
     model64 = copy.deepcopy(model).double()
     optimizer = reference_optimizer(model64)
-    for step, rate in enumerate(RATES):
+    for step, rate in enumerate(plan.optimizer.lr * share for share in RATES):
         chosen = [rows[i] for i in stream_indices(len(rows), step * PLAN.batch_size, PLAN.batch_size, PLAN.seed)]
         if step % plan.steps_per_phase == 0:
             old64 = copy.deepcopy(model64)
