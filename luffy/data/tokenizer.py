@@ -10,6 +10,7 @@ from typing import Any
 from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerBase, Qwen2Tokenizer
 
+from luffy.confidential import may_show_prompt
 from luffy.config.model import GGUF, locate, model_files
 from luffy.config.shipped import template_file
 from luffy.data.templates import PLAIN_TEMPLATE, add_stop_tokens, prompt_texts, stop_token_ids
@@ -30,8 +31,11 @@ _QUESTION = Message("user", "LUFFYASKED")
 
 
 def texts_of(prompts: Iterable[Prompt]) -> Iterable[str]:
-    """Yield every text of the prompts that will be tokenised: messages, traces, reference answers."""
-    for prompt in prompts:
+    """Yield every text of the prompts that will be tokenised: messages, traces, reference answers.
+
+    None of confidential prompts: pieces of it would be in the tokenizer, which is exported with every policy.
+    """
+    for prompt in filter(may_show_prompt, prompts):
         yield from (message.content for message in prompt.messages)
         yield from (trace.text for trace in prompt.traces)
         yield prompt.ground_truth

@@ -30,13 +30,6 @@ KEYS = {
 TOKEN = base64.b64encode(KEYS["PREFECT_SERVER_API_AUTH_STRING"].encode()).decode()
 CANARIES = [PASSWORD, TOKEN, WRONG, *list(KEYS.values())[1:]]
 BEFORE_IT_REFUSES = 3
-NOTEBOOK = """
-import luffy
-(run,) = [run for run in luffy.load_runs() if run.name.startswith("smoke")]
-print(run, run.record, run.samples(), run.report.read_text(), luffy.grade("1", "1"))
-for frame in (run.metrics, run.accuracies, luffy.load_results(), luffy.load_problem_results()):
-    print(frame._repr_html_(), frame.to_csv())
-"""
 TINY = "kind: arithmetic, num_operations: [1]"
 SMALL = [
     f"data.train={{{TINY}, num_prompts: 6}}",
@@ -142,18 +135,13 @@ def test_no_key_is_in_a_file_a_database_an_answer_or_a_process_list(served, endp
         "-m", "luffy", "evaluate", "exp_configs/smoke.yaml", "--model", "api:org/x", "--url", f"{model.url}/v1", *SMALL,
         "execution.server={api_key_variable: SERVED_KEY, max_retries: 0}",
     )  # fmt: skip
-    assert done.returncode == 0, done.stdout + done.stderr
-    read = [served.run("-c", NOTEBOOK), served.run("-m", "luffy", "show", "smoke")]
-    for target in ("policy", "traces.parquet", "data.csv"):  # in the checkout, whose files are all searched
-        read.append(served.run("-m", "luffy", "export", "smoke", target))
     commands = watcher.stop()
-    assert not any(each.returncode for each in read), [each.stderr for each in read]
+    assert done.returncode == 0, done.stdout + done.stderr
     assert teacher.asked and judge.asked and list(served.workspace.rglob("*.wandb"))
     assert list(place.glob("events/*/events.out.tfevents.*")) and (place / "runs.db").is_file()
     assert refused.returncode != 0 and len(model.asked) > BEFORE_IT_REFUSES
     assert "status 401: Incorrect API key: ***" in refused.stderr, refused.stdout + refused.stderr
     printed = "".join((done.stdout, done.stderr, refused.stdout, refused.stderr, *served.said))
-    printed += "".join(each.stdout + each.stderr for each in read)
     assert any("prefect worker" in command for command in commands), "the watcher saw nothing"
     assert not found_in("\n".join(commands))
     assert not found_in(printed)

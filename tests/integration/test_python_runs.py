@@ -1,6 +1,7 @@
 """Runs from Python: inside an event loop, from a script without a guard, interrupted; and the notebooks of docs/."""
 
 import asyncio
+import json
 import os
 import shutil
 import signal
@@ -15,7 +16,9 @@ from safetensors.torch import load_file
 from sandboxed import processes_below
 
 import luffy
+from luffy.cli import main as command
 from luffy.config import load_experiment
+from luffy.pipeline.graph import nodes_providing
 from luffy.pipeline.records import read_run
 
 pytestmark = pytest.mark.slow
@@ -46,6 +49,39 @@ def test_a_run_in_an_event_loop_reuses_what_the_command_has_made(workspace, caps
     earlier, _ = run.model(step=2)
     assert not earlier.get_input_embeddings().weight.equal(model.get_input_embeddings().weight)
     assert tokenizer.decode(tokenizer("1 +1")["input_ids"]).endswith("1 +1")
+
+
+def test_nothing_that_is_read_or_exported_has_text_of_confidential_problems(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(ROOT)
+    files = {name: tmp_path / f"{name}.jsonl" for name in ("train", "held_out")}
+    for name, file in files.items():
+        rows = [(f"canary-{name} {n}+1 =", str(n + 1), f"canary-trace \\boxed{{{n + 1}}}") for n in range(8)]
+        file.write_text(
+            "\n".join(json.dumps(dict(zip(("problem", "answer", "target"), row, strict=True))) for row in rows)
+        )
+    train, held_out = ({"kind": "file", "path": os.fspath(file), "confidential": True} for file in files.values())
+    smoke = load_experiment(ROOT / "exp_configs/smoke.yaml").model_dump(mode="json")
+    smoke["data"] |= {
+        "train": train,
+        "suites": {"held_out": held_out, "retention": smoke["data"]["suites"]["retention"]},
+    }
+    workspace = tmp_path / "workspace"
+    run = luffy.run(smoke | {"rl": smoke["rl"] | {"steps": 2}}, workspace=workspace)
+    for stage in nodes_providing("evaluation", run.record.stages):
+        assert {sample.heading.partition(",")[0] for sample in run.samples(100, stage=stage)} == {"retention"}
+    frames = (run.metrics, run.accuracies, luffy.load_results(workspace), luffy.load_problem_results(workspace))
+    read = [repr((run, run.record, run.samples(100))), *(frame._repr_html_() + frame.to_csv() for frame in frames)]
+    read += [file.read_text() for file in run.directory.glob("report.*")]
+    where = ["--workspace", os.fspath(workspace)]
+    assert command.main(["export", run.name, os.fspath(tmp_path / "exported"), *where]) == 0
+    for target in ("traces.parquet", "data.csv"):
+        assert command.main(["export", run.name, os.fspath(tmp_path / target), *where]) == 2  # nothing may leave
+    assert command.main(["show", run.name, "--samples", "50", *where]) == 0
+    read += [
+        *capsys.readouterr(),
+        *(file.read_bytes().decode(errors="replace") for file in (tmp_path / "exported").iterdir()),
+    ]
+    assert not [text for text in read if "canary" in text]
 
 
 def test_an_interrupted_run_ends_with_its_processes_and_continues(tmp_path):

@@ -13,6 +13,7 @@ from synthetic.result_rows import result_row, sample_record
 import luffy
 from luffy.confidential import is_confidential, may_show_prompt
 from luffy.data.parquet import shown_references, write_prompts
+from luffy.data.tokenizer import texts_of
 from luffy.evaluation.changes import find_changes
 from luffy.evaluation.results import EvaluationResults, read_evaluation, write_results
 from luffy.evaluation.sample_files import SAMPLES_FILE, SampleRecord, write_sample_records
@@ -43,6 +44,7 @@ def test_a_prompt_is_confidential_by_its_mark_or_its_source(tmp_path):
     prompts = [PROMPT, marked, known]
     write_prompts(tmp_path / "train.parquet", prompts)
     assert [may_show_prompt(prompt) for prompt in prompts] == [True, False, False]
+    assert [*texts_of(prompts)] == [*texts_of([PROMPT])] == [SECRET, SECRET]
     assert shown_references(tmp_path / "train.parquet") == {"u1": SECRET, "u2": None, "u3": None}
 
 
