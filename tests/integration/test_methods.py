@@ -43,6 +43,7 @@ EASY = (
     "execution.micro_batch_tokens=4096",
     "execution.checkpoint={rl_every: 1, keep: 3}",
 )
+RETRIES = ('objective.group.retry.template="{feedback}\\n{prompt}"', "objective.group.retry.max_prompt_tokens=64")
 # What a run of three small steps must be told to reach the part that makes the method.
 SMALL = {
     "relift": ("objective.interleaved_sft.buffer_size=2",),
@@ -50,6 +51,8 @@ SMALL = {
     # English words take many of the tokens that this base's tokenizer has, and it has few positions.
     **dict.fromkeys(SELF_TAUGHT, ('rl.teacher.prompt="{trace} {problem}"',)),
     "ppo": ("rl.critic.optimizer.lr=1e-3",),
+    "critique_grpo": (*RETRIES, *(f'objective.group.retry.{text}="{{reference}}"' for text in ("right", "wrong"))),
+    "lte": (*RETRIES, 'objective.group.retry.wrong="{answers}"', "objective.group.retry.truncated=null"),
     # The hint in front: this base knows what follows the question, and so solves some prompts with it.
     "guide": (
         'objective.group.hint.template="{hint}\\n{prompt}"',
