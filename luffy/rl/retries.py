@@ -70,7 +70,8 @@ class RetryPrompts:
             config.wrong if not all(is_cut) or not rows else None,
         )
         said = " ".join(text for text in texts if text is not None)
-        return fill_slots(said, {"answers": ", ".join(dict.fromkeys(answers)), "reference": task.ground_truth})
+        named = ", ".join(dict.fromkeys(answers)) or "none"
+        return fill_slots(said, {"answers": named, "reference": task.ground_truth})
 
     def _written(self, task: RolloutTask, feedback: str, response: str = "") -> HintedPrompt:
         *before, question = task.messages

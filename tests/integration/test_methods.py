@@ -44,6 +44,7 @@ EASY = (
     "execution.checkpoint={rl_every: 1, keep: 3}",
 )
 IN_FRONT = 'objective.group.hint.template="{hint}\\n{prompt}"'
+RETRIES = ('objective.group.retry.template="{feedback}\\n{prompt}"', "objective.group.retry.max_prompt_tokens=64")
 # What a run of three small steps must be told to reach the part that makes the method.
 SMALL = {
     "relift": ("objective.interleaved_sft.buffer_size=2",),
@@ -51,6 +52,8 @@ SMALL = {
     # English words take many of the tokens that this base's tokenizer has, and it has few positions.
     **dict.fromkeys(SELF_TAUGHT, ('rl.teacher.prompt="{trace} {problem}"',)),
     "ppo": ("rl.critic.optimizer.lr=1e-3",),
+    "critique_grpo": (*RETRIES, *(f'objective.group.retry.{text}="{{reference}}"' for text in ("right", "wrong"))),
+    "lte": (*RETRIES, 'objective.group.retry.wrong="{answers}"', "objective.group.retry.truncated=null"),
     # The hint in front: this base knows what follows the question, and so solves some prompts with it.
     "guide": (IN_FRONT, "objective.group.size=4", "objective.group.hint.rows_per_level=4"),
     "questa": (IN_FRONT,),

@@ -82,7 +82,7 @@ def test_a_prompt_that_is_too_long_is_left_out() -> None:
     assert prompts(EACH, short, max_prompt_tokens=30) == []
 
 
-@pytest.mark.parametrize(("changes", "longest"), [({}, 87), ({"max_prompt_tokens": 64}, 64)])
+@pytest.mark.parametrize(("changes", "longest"), [({}, 91), ({"max_prompt_tokens": 64}, 64)])
 def test_a_model_without_room_for_the_second_round_is_refused_with_the_number(changes, longest):
     config = RetryConfig.model_validate({**EACH, **changes})
 
