@@ -100,7 +100,7 @@ def functions_of(kind: GraderKind) -> list[str]:
 
 def _math(kind: MathGrader | StrictMathGrader, request: GradeRequest) -> Step:
     is_strict = isinstance(kind, StrictMathGrader)
-    found = _found(request, plain_answer if not is_strict and kind.boxed == "preferred" else None)
+    found = _found(request, plain_answer if isinstance(kind, MathGrader) and kind.boxed == "preferred" else None)
     if isinstance(found, Grade):
         return found
     answer, gold = found.answer, read_reference(request.ground_truth)
