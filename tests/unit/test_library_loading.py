@@ -69,7 +69,7 @@ print(mlflow.__name__)
 
 
 def test_deepspeed_loads_no_mlflow_and_its_thread_and_tracking_can_load_it_afterwards():
-    pytest.importorskip("mlflow")
+    pytest.importorskip("mlflow", reason="needs the package mlflow")
     one_thread = {**os.environ, "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-c", WITH_DEEPSPEED]
     said = subprocess.run(command, capture_output=True, text=True, check=True, env=one_thread).stdout
