@@ -13,7 +13,7 @@ from pathlib import Path
 from pydantic import TypeAdapter, ValidationError
 from yaml import YAMLError
 
-from luffy.cli.console import say, show_rows, show_table, shown_of
+from luffy.cli.console import say, show_rows, shown_of, terminal
 from luffy.cli.run_view import show_results
 from luffy.config import STAGE_KINDS, ExperimentConfig
 from luffy.config.evaluation import EvaluationConfig
@@ -293,10 +293,16 @@ def show_leaderboard(workspace: Workspace) -> None:
     page = leaderboard_page(board, str(workspace.root))
     write_atomic(file, html(page))
     write_atomic(workspace.root / "leaderboard.json", board_json(board))
+    console = terminal()
     for table, section in zip(board.tables, page.sections[1:], strict=False):
-        show_table(section.tables[0], f"{section.title}; {section.aside}" + (f" ({table.note})" if table.note else ""))
+        (accuracies,) = section.tables
+        title = f"{section.title}; {section.aside}" + (f" ({table.note})" if table.note else "")
+        console.print(title, markup=False, soft_wrap=True, style="bold")
+        rows = [["\n".join((cell.text, *cell.details)) for cell in row] for row in accuracies.rows]
+        show_rows(accuracies.header, rows)
         for paper in published_of(table):
             say(f"{PUBLISHED}: {about(paper)}")
+        console.print()
     for directory, reason in board.left_out.items():
         say(f"left out: {directory}: {reason}")
     say(
