@@ -256,7 +256,7 @@ def test_a_deployment_runs_from_another_terminal_and_shows_what_it_does(served, 
     pages = {one["key"]: one["data"] for one in shown if one["type"] != "progress"}
     assert list(pages) == ["smoke-prepare-data", "smoke-base"], "two artifacts a stage, in the chain's order"
     assert "data:image/svg+xml" in pages["smoke-base"]
-    listed = {one["key"] for one in served.ask("artifacts/latest/filter")}
+    listed = {one["key"] for one in served.ask("artifacts/latest/filter", limit=200)}
     assert set(pages) <= listed and None not in listed
     logs = served.ask("logs/filter", logs={"flow_run_id": {"any_": [run]}}, limit=200)
     assert any("corpus: 5" in log["message"] and log["level"] == 20 for log in logs)
