@@ -67,6 +67,7 @@ _TAGS: dict[ResponseForm, tuple[str, ...]] = {
 
 
 def steps(kind: GraderKind, request: GradeRequest) -> list[Step]:
+    """What the leaves of `kind` say of a request, in order: a grade, or what is left to verify."""
     failed = Grade(Outcome.CRASHED, None, "the environment failed")
     return [failed if request.has_failed else _LEAVES[leaf.kind](leaf, request) for leaf in leaves(kind)]
 
