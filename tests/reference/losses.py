@@ -465,7 +465,7 @@ REFERENCES: dict[str, Reference] = {
     "srft": Reference("demonstrations", estimators.standardised, srft),
     "prefix_rft": Reference("guided", estimators.centred, prefix_rft(_surrogate)),
     "trapo": Reference("guided", estimators.centred, trapo),
-    "stephint": Reference("guided", estimators.standardised, stephint),
+    "stephint": Reference("all_guided", estimators.standardised, stephint),  # so that right rows have a prefix, too
     "guide": Reference("hinted", estimators.standardised, guide),
     "lte": Reference("refined", estimators.standardised, lte),
     "critique_grpo": Reference("refined", estimators.centred, mixed(_luffy_shape)),

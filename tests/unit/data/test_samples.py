@@ -14,7 +14,7 @@ from tests.synthetic.loaded_source import load_source
 SAMPLES = Path(__file__).resolve().parents[3] / "data/samples"
 
 
-@pytest.mark.parametrize(("name", "count"), [("arithmetic_train", 64), ("arithmetic_test", 24)])
+@pytest.mark.parametrize(("name", "count"), [("shop_train", 60), ("shop_test", 100)])
 def test_every_sample_row_is_well_formed_and_its_trace_correct(name: str, count: int) -> None:
     loaded = load_source(FileSource(kind="file", path=str(SAMPLES / f"{name}.jsonl")), "train", seed=0)
     assert (len(loaded.prompts), len(loaded.quarantined)) == (count, 0)
