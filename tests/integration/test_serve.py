@@ -272,7 +272,7 @@ def test_a_flow_started_by_hand_reports_to_the_server_that_it_finds_in_the_works
     alone = served.run("flows/full_pipeline.py", "exp_configs/smoke.yaml", "--only", "prepare_data", **where)
     assert alone.returncode == 0, alone.stderr
     assert "prepare_data: reused" in alone.stdout
-    assert re.search(r"^train +arithmetic +24 +24 +0", alone.stdout, re.MULTILINE), alone.stdout
+    assert re.search(r"^train +arithmetic +24 +24 +24 ", alone.stdout, re.MULTILINE), alone.stdout
     assert "embedded server" not in alone.stderr
     newest = served.ask("flow_runs/filter", sort="START_TIME_DESC", limit=1)[0]
     assert (newest["deployment_id"], newest["state_type"]) == (None, "COMPLETED")

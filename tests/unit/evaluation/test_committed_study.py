@@ -54,7 +54,7 @@ def results(study):
     return read_sweep_results(result_files(study.path, study.design.name))
 
 
-@pytest.mark.parametrize("design", ["design.yaml", "styles_and_length.yaml"])
+@pytest.mark.parametrize("design", ["design.yaml", "styles_and_length.yaml", "guided_methods.yaml"])
 def test_the_committed_page_figure_and_tables_come_out_of_the_committed_results(design):
     study = load_sweep(str(FOLDER / design))
     results = read_sweep_results(result_files(study.path, study.design.name))
@@ -118,3 +118,11 @@ def test_accuracies_from_other_bases_are_those_of_their_committed_results(study,
                 and (row.suite, row.decoding) == ("in_distribution", "greedy")
             ]
             assert f"{100 * float(np.mean(outcomes)):.1f}" == accuracy, (label, arm)
+
+
+def test_the_effects_of_guided_methods_are_those_of_their_committed_results():
+    study = load_sweep(str(FOLDER / "guided_methods.yaml"))
+    findings = find(study, read_sweep_results(result_files(study.path, study.design.name)))
+    header, _, row = table_of("Eight guided methods from a base that RL teaches alone")
+    assert header == [f"`{arm}`" for arm in study.design.others]
+    assert row == [effect_words(findings.effect("centre", arm)) for arm in study.design.others]
