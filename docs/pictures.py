@@ -1,6 +1,6 @@
 """Screenshots for the README and the site, from a real run: the report, and the run in the Prefect UI.
 
-Run: make docs-pictures           (after `make pipeline`; needs Chromium: `apt-get install chromium imagemagick`)
+Run: make docs-pictures           (after `make pipeline`; needs Chromium: `apt-get install chromium`)
 """
 
 import argparse
@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 
 import httpx
+from PIL import Image
 
 from luffy.flows.prefect_api import free_port
 
@@ -26,16 +27,20 @@ PATIENCE_S = 120.0
 
 
 def main() -> None:
-    """Take both pictures of the newest run of an experiment."""
+    """Take the pictures of the newest run of an experiment, and of a comparison."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--workspace", type=Path, default=ROOT / "workspace")
     parser.add_argument("--experiment", default="arithmetic")
+    parser.add_argument("--comparison", help="name of a finished comparison, whose page is taken, too")
     arguments = parser.parse_args()
     browser = shutil.which("chromium") or shutil.which("google-chrome")
     if browser is None:
         sys.exit("pictures: no Chromium on the path; install it, e.g. apt-get install chromium")
     run = newest_run(arguments.workspace, arguments.experiment)
     take(browser, (run / "report.html").resolve().as_uri(), IMAGES / "report.png", height=1150)
+    if arguments.comparison:
+        compared = newest_run(arguments.workspace, arguments.comparison) / "comparison.html"
+        take(browser, compared.resolve().as_uri(), IMAGES / "comparison.png", height=1100)
     port = free_port()
     serve = [sys.executable, "-m", "luffy", "serve", "--port", str(port), "--workspace", arguments.workspace]
     server = subprocess.Popen(serve, cwd=ROOT, stdout=subprocess.DEVNULL)
@@ -82,7 +87,7 @@ def take(browser: str, url: str, image: Path, height: int, settle_ms: int = 3000
         size = (f"--window-size=1400,{height}", f"--virtual-time-budget={settle_ms}")
         command = [browser, *BROWSER_FLAGS, *size, f"--user-data-dir={profile}", f"--screenshot={image}", url]
         subprocess.run(command, check=True, capture_output=True, timeout=PATIENCE_S)
-    subprocess.run(["convert", image, "-colors", "128", "-strip", f"png8:{image}"], check=True, timeout=PATIENCE_S)
+    Image.open(image).convert("RGB").quantize(128).save(image, optimize=True)
 
 
 if __name__ == "__main__":
