@@ -53,7 +53,13 @@ SMALL = {
     **dict.fromkeys(SELF_TAUGHT, ('rl.teacher.prompt="{trace} {problem}"',)),
     "ppo": ("rl.critic.optimizer.lr=1e-3",),
     "critique_grpo": (*RETRIES, *(f'objective.group.retry.{text}="{{reference}}"' for text in ("right", "wrong"))),
-    "lte": (*RETRIES, 'objective.group.retry.wrong="{answers}"', "objective.group.retry.truncated=null"),
+    # Also where some rollouts are right, so that a retry is, too.
+    "lte": (
+        *RETRIES,
+        'objective.group.retry.wrong="{answers}"',
+        "objective.group.retry.truncated=null",
+        "objective.group.retry.accuracy_at_most=0.9",
+    ),
     # The hint in front: this base knows what follows the question, and so solves some prompts with it.
     "guide": (IN_FRONT, "objective.group.size=4", "objective.group.hint.rows_per_level=4"),
     "questa": (IN_FRONT,),
