@@ -44,6 +44,16 @@ LISTS = [
     *("block_documents", "work_pools", "work_pools/luffy/workers", "concurrency_limits"),
 ]
 
+# What a notebook of the run shows, written with its outputs.
+NOTEBOOK = """
+import nbclient, nbformat
+cells = ["import luffy; run = luffy.load_runs()[-1]", "run.record", "run.accuracies", "run.metrics", "run.samples(3)"]
+made = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
+nbclient.NotebookClient(made).execute()
+assert all(cell.outputs for cell in made.cells[1:])
+nbformat.write(made, "seen.ipynb")
+"""
+
 
 class Watcher:
     """Reads the command line of every process, until it is told to stop."""
@@ -125,7 +135,7 @@ def overrides_with(teacher, judge):
     ]
 
 
-def test_no_key_is_in_a_file_a_database_an_answer_or_a_process_list(served, endpoints):
+def test_no_key_is_in_a_file_a_database_an_answer_a_notebook_an_export_or_a_process_list(served, endpoints):
     teacher, judge, model = endpoints
     watcher, place = Watcher(), served.workspace
     trackers = [f"tracking.tensorboard={place}/events", f"tracking.mlflow=sqlite:///{place}/runs.db"]
@@ -135,13 +145,17 @@ def test_no_key_is_in_a_file_a_database_an_answer_or_a_process_list(served, endp
         "-m", "luffy", "evaluate", "exp_configs/smoke.yaml", "--model", "api:org/x", "--url", f"{model.url}/v1", *SMALL,
         "execution.server={api_key_variable: SERVED_KEY, max_retries: 0}",
     )  # fmt: skip
+    exported = served.run("-m", "luffy", "export", "smoke-1", str(place / "exported"))
+    notebook = served.run("-c", NOTEBOOK)
     commands = watcher.stop()
+    assert exported.returncode == notebook.returncode == 0, exported.stderr + notebook.stderr
+    assert (place / "exported/README.md").is_file(), exported.stdout
     assert done.returncode == 0, done.stdout + done.stderr
     assert teacher.asked and judge.asked and list(served.workspace.rglob("*.wandb"))
     assert list(place.glob("events/*/events.out.tfevents.*")) and (place / "runs.db").is_file()
     assert refused.returncode != 0 and len(model.asked) > BEFORE_IT_REFUSES
     assert "status 401: Incorrect API key: ***" in refused.stderr, refused.stdout + refused.stderr
-    printed = "".join((done.stdout, done.stderr, refused.stdout, refused.stderr, *served.said))
+    printed = "".join((done.stdout, done.stderr, refused.stdout, refused.stderr, exported.stdout, *served.said))
     assert any("prefect worker" in command for command in commands), "the watcher saw nothing"
     assert not found_in("\n".join(commands))
     assert not found_in(printed)

@@ -116,6 +116,8 @@ def write_card(record: RunRecord, node: str, folder: Path) -> None:
     write_atomic(folder / _EXPERIMENT, dump_yaml(config.model_dump(mode="json")))
     nodes = build_graph(config)
     trained = [(each.name, text) for each in nodes if (text := explain_stage(each.settings)) is not None]
+    if "evaluate" not in config.stages:
+        raise DataError("it shows accuracies, and the run has no stage evaluate")
     whole = config.model_copy(update={"stages": tuple(dict.fromkeys((*config.stages, "report")))})
     (page,) = [each for each in build_graph(whole) if each.kind.reads_all]
     there = {entry: record.stages[name].directory for entry, name in page.inputs.items() if name in record.stages}

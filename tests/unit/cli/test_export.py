@@ -7,6 +7,7 @@ import base64
 import json
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from synthetic.finished_chain import write_chain
 from luffy.cli.commands.export import write_card
 from luffy.cli.main import main
 from luffy.config import load_experiment
+from luffy.errors import DataError
 from luffy.pipeline.records import RunRecord, StageEntry
 
 
@@ -41,6 +43,12 @@ def test_a_card_has_data_method_accuracies_and_the_command(run: RunRecord, tmp_p
     assert "### rl" in text and "-A rho / (rho + 0.1)" in text
     assert "| train | arithmetic |" in text and "luffy run experiment.yaml" in text
     assert load_experiment(tmp_path / "experiment.yaml") == run.configuration
+
+
+def test_a_run_that_evaluates_nothing_has_no_card(run: RunRecord, tmp_path: Path) -> None:
+    alone = replace(run, config={**run.config, "stages": ["prepare_data", "base", "sft", "rl"]})
+    with pytest.raises(DataError, match="the run has no stage evaluate"):
+        write_card(alone, "rl", tmp_path)
 
 
 class Hub(BaseHTTPRequestHandler):
