@@ -23,7 +23,7 @@ from luffy.pipeline.plan import flatten
 from luffy.pipeline.records import RunRecord, list_records
 from luffy.pipeline.reuse import newest_checkpoint
 from luffy.pipeline.workspace import RUN_FILE, Workspace
-from luffy.report.cells import Table, accuracy, duration, size_words, sources_table, table
+from luffy.report.cells import Table, accuracy, duration, size_words, sources_table, table, tally
 from luffy.report.curves import HEADLINE_METRICS, panel_charts, rl_panels, supervised_panels
 from luffy.report.figures import Chart, picture
 from luffy.statistics.accuracy import Estimate
@@ -237,7 +237,14 @@ def show_remote(run: RemoteRun, folder: Path | None, *, everything: bool) -> Non
 def show_card(directory: Path) -> None:
     """Print what a finished `prepare_data` has read and kept: only counts, no row of the data."""
     card = parse_json((directory / _CARD_FILE).read_text(encoding="utf-8"))
-    show_table(sources_table(card["sources"]), "Rows by source")
+    sources: Mapping[str, Mapping[str, Any]] = card["sources"]
+    show_table(sources_table(sources), "Rows by source")
+    for name, source in sources.items():
+        if source["replays"]:
+            say(f"Traces of {name} played again in the environment: {tally(source['replays'])}")
+        if source["gold_findings"]:
+            say(f"Reference answers of {name}: {tally(source['golds'])}")
     checked, missing = (", ".join(card["benchmarks"][key]) or "none" for key in ("checked", "not_checked"))
     say(f"Training data was checked against: {checked}; not available: {missing}")
-    say(f"The whole card: {directory / 'card.md'}; each malformed row: {directory / 'quarantine.jsonl'}")
+    malformed = f"; each malformed row: {directory / 'quarantine.jsonl'}"
+    say(f"The whole card: {directory / 'card.md'}{malformed if any(s['malformed'] for s in sources.values()) else ''}")

@@ -166,17 +166,22 @@ _SHOWN_S = 0.005
 """Less is 0.00 s."""
 
 
+def tally(counts: "Mapping[str, int]", longest: "Mapping[str, int] | None" = None) -> str:
+    """`wrong 2, too long 1 (up to 1,200 tokens)`; `longest`: of what is too long, the tokens of the longest."""
+    up_to = {name: f" (up to {tokens:,} tokens)" for name, tokens in (longest or {}).items()}
+    parts = (f"{name.replace('_', ' ')} {number:,}{up_to.get(name, '')}" for name, number in counts.items())
+    return ", ".join(parts) or NONE
+
+
 def sources_table(sources: "Mapping[str, Mapping[str, Any]]") -> Table:
     """What the data card counts of each source by name; token counts are the median and the maximum of what passed."""
 
-    def tally(counts: Mapping[str, int], longest: Mapping[str, int] | None = None) -> str:
-        """The counts; of what is too long also the length of the longest."""
-        up_to = {name: f" (up to {tokens:,} tokens)" for name, tokens in (longest or {}).items()}
-        parts = (f"{name.replace('_', ' ')} {number:,}{up_to.get(name, '')}" for name, number in counts.items())
-        return ", ".join(parts) or NONE
-
     def quantiles(tokens: Mapping[str, int]) -> str:
         return f"{tokens['p50']} (max {tokens['max']})" if tokens else NONE
+
+    def rejected(source: Mapping[str, Any]) -> str:
+        folded = {"folded into another": source["folded"]} if source.get("folded") else {}
+        return tally({**source["rejected"], **folded}, source.get("longest_rejected"))
 
     return table_of(
         sources.items(),
@@ -186,9 +191,9 @@ def sources_table(sources: "Mapping[str, Mapping[str, Any]]") -> Table:
             "rows in": lambda item: f"{item[1]['rows_in']:,}",
             "rows out": lambda item: f"{item[1]['rows_out']:,}",
             "traces": lambda item: f"{item[1]['traces_out']:,}",
-            "rejected rows": lambda item: tally(item[1]["rejected"], item[1].get("longest_rejected")),
+            "rejected rows": lambda item: rejected(item[1]),
             "rejected traces": lambda item: tally(item[1]["rejected_traces"]),
-            "malformed": lambda item: f"{item[1]['quarantined']:,}",
+            "malformed, by field": lambda item: tally(item[1]["malformed"]),
             "prompt tokens": lambda item: quantiles(item[1]["prompt_tokens"]),
             "trace tokens": lambda item: quantiles(item[1]["trace_tokens"]),
         },

@@ -33,10 +33,10 @@ from luffy.types import FinishReason, Group, Hint, Message, Outcome, Prompt, Sou
 
 SMOKE = "exp_configs/smoke.yaml"
 SOURCE = {
-    "kind": "file", "inputs": {"rows.jsonl": "abc123"}, "rows_in": 10, "rows_out": 6, "quarantined": 1,
-    "rejected": {"wrong": 2, "too_long": 1}, "rejected_traces": {}, "longest_rejected": {"too_long": 12},
-    "traces_out": 7, "prompt_tokens": {"min": 3, "p50": 5, "max": 9}, "trace_tokens": {},
-    "gold_findings": [{"uid": "secret", "finding": "fails"}],
+    "kind": "file", "inputs": {"rows.jsonl": "abc123"}, "rows_in": 10, "rows_out": 6, "malformed": {"reward_model": 1},
+    "rejected": {"wrong": 1, "too_long": 1}, "folded": 1, "rejected_traces": {}, "longest_rejected": {"too_long": 12},
+    "traces_out": 7, "prompt_tokens": {"min": 3, "p50": 5, "max": 9}, "trace_tokens": {}, "replays": {},
+    "gold_findings": [],
 }  # fmt: skip
 WORDS = {"[UNK]": 0, "one": 1, "plus": 2, "is": 3, "two": 4, "three": 5}
 RECORD = sample_record("arc", "", prompt="what is it", response="so B", answer="B", ground_truth="B")
@@ -275,11 +275,19 @@ def test_samples_are_those_of_rl_or_of_the_last_evaluation(monkeypatch, tmp_path
 
 
 def test_the_summary_of_the_data_counts_and_names_no_row(workspace, tmp_path, capsys):
-    card = {"sources": {"train": SOURCE}, "benchmarks": {"checked": {"suites.hard": 6}, "not_checked": ["aime24"]}}
+    golds = {"golds": {"meets_itself": 5, "fails": 1}, "gold_findings": [{"uid": "secret", "finding": "fails"}]}
+    suite = {**SOURCE, "malformed": {}, "rejected": {}, "folded": 0, "replays": {"same": 2, "different": 1}, **golds}
+    benchmarks = {"checked": {"suites.hard": 6}, "not_checked": ["aime24"]}
+    card = {"sources": {"train": SOURCE, "suites.hard": suite}, "benchmarks": benchmarks}
     (tmp_path / "card.json").write_text(json.dumps(card))
     show_card(tmp_path)
     out = capsys.readouterr().out
-    row = "train file 10 6 7 wrong 2, too long 1 (up to 12 tokens) – 1 5 (max 9) –"
+    row = "train file 10 6 7 wrong 1, too long 1 (up to 12 tokens), folded into another 1 – reward model 1 5 (max 9) –"
     assert row in " ".join(out.split()) and "secret" not in out
+    assert "Traces of suites.hard played again in the environment: same 2, different 1\n" in out
+    assert "Reference answers of suites.hard: meets itself 5, fails 1\n" in out
     assert "Training data was checked against: suites.hard; not available: aime24\n" in out
     assert f"The whole card: {tmp_path / 'card.md'}; each malformed row: {tmp_path / 'quarantine.jsonl'}" in out
+    (tmp_path / "card.json").write_text(json.dumps({**card, "sources": {"suites.hard": suite}}))
+    show_card(tmp_path)
+    assert "malformed row" not in capsys.readouterr().out
