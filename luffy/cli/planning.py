@@ -1,6 +1,6 @@
 """The plan of a run: what it would do with each stage, and whether it can start.
 
-One experiment: `show_plan`. All runs of a comparison or a grid: `show_sweep_plan`, `plans_of_runs`; there a
+One experiment: `show_plan`, `plans_of`. All runs of a comparison or a grid: `show_sweep_plan`, `plans_of_runs`; there a
 stage that several runs share is listed once, with the first of them.
 """
 
@@ -35,7 +35,7 @@ def show_plan(
     Raises ConfigError, after printing the estimate, if the run does not fit in memory.
     """
     show_resources([config], estimate=True, stages=("sweep",) if sweep_steps else stages)
-    plans = open_experiment(config, workspace, verify=verify, sweep_steps=sweep_steps).plan()
+    plans = plans_of(config, workspace, verify=verify, sweep_steps=sweep_steps)
     console = terminal()
     if config.cluster == "ray":
         console.print()
@@ -100,6 +100,13 @@ def show_sweep_plan(sweep: Sweep, workspace: Workspace, *, verify: bool) -> None
         say(f"{num_tuning} runs for tuning, then {len(sweep.reported_runs())} with the chosen values")
 
 
+def plans_of(
+    config: ExperimentConfig, workspace: Workspace, *, verify: bool, sweep_steps: tuple[int, ...] = ()
+) -> Sequence[StagePlan]:
+    """The plan of every stage; raises LuffyError if it cannot be determined yet."""
+    return open_experiment(config, workspace, verify=verify, sweep_steps=sweep_steps).plan()
+
+
 def check(
     configs: Sequence[ExperimentConfig],
     workspace: Workspace,
@@ -134,11 +141,11 @@ def show_resources(configs: Sequence[ExperimentConfig], *, estimate: bool, stage
 def plans_of_runs(sweep: Sweep, workspace: Workspace, *, verify: bool) -> Iterator[tuple[str, StagePlan]]:
     """Each stage once, with the title of the first run that contains it; `all`: made before any run of a comparison."""
     known = set[str]()
-    for plan in open_experiment(sweep.common(), workspace, verify=verify).plan() if sweep.design.arms else ():
+    for plan in plans_of(sweep.common(), workspace, verify=verify) if sweep.design.arms else ():
         known.add(plan.identity.key)
         yield "all", plan
     for run in sweep.tuning_runs() or sweep.reported_runs():
-        for plan in open_experiment(run.config, workspace, verify=verify).plan():
+        for plan in plans_of(run.config, workspace, verify=verify):
             if plan.node.name in run.nodes and plan.identity.key not in known:
                 known.add(plan.identity.key)
                 yield run.title, plan

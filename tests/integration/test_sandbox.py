@@ -19,7 +19,7 @@ from sandboxed import PATIENT, limits, processes_below, require_bubblewrap, run_
 from luffy.config.sandbox import SandboxConfig
 from luffy.errors import UserError
 from luffy.sandbox import ExecutionStatus, bubblewrap, open_sandbox
-from luffy.sandbox.system_calls import ALLOW
+from luffy.sandbox.system_calls import ALLOW, REFUSED
 
 ROOT = Path(__file__).parents[2]
 EVERYTHING_ALLOWED = struct.pack("<HBBI", 0x06, 0, 0, ALLOW)
@@ -198,10 +198,14 @@ def test_namespaces_alone_reach_no_network(listeners):
 # Processes
 
 
+def test_a_fork_bomb_starts_nothing():
+    result = run_code("import os\nwhile True:\n    os.fork()")
+    assert result.output.endswith("PermissionError: [Errno 1] Operation not permitted\n")
+
+
 @pytest.mark.parametrize(
     "code",
     [
-        "import os\nwhile True:\n    os.fork()",
         "import subprocess\nsubprocess.run(['/python/bin/python3', '-c', '1'])",
         "import os\nos.posix_spawn('/python/bin/python3', ['python'], {})",
         "import multiprocessing\nmultiprocessing.Process(target=print).start()",
@@ -299,6 +303,17 @@ asyncio.run(main())
 
 
 # The kernel
+
+
+@pytest.mark.parametrize(
+    "call",
+    ["unshare", "setns", "mount", "ptrace", "bpf", "io_uring_setup", "memfd_create", "keyctl", "userfaultfd", "chroot"],
+)
+def test_system_calls_are_refused(call):
+    number = REFUSED[call][0 if os.uname().machine == "x86_64" else 1]
+    code = "import ctypes\nlibc = ctypes.CDLL(None, use_errno=True)\n"
+    result = run_code(f"{code}libc.syscall({number}, 0, 0, 0, 0, 0), ctypes.get_errno()")
+    assert result.output == "(-1, 1)\n"
 
 
 def test_there_is_no_way_to_more_rights():

@@ -88,6 +88,11 @@ def test_a_call_cannot_make_the_next_one_deaf():
     assert (stopped.status, after.output) == ("timed_out", "1\n")
 
 
+def test_classes_of_a_session_are_those_of_its_main_module():
+    code = "import pickle, dataclasses\n@dataclasses.dataclass\nclass A:\n    x: int\npickle.loads(pickle.dumps(A(3)))"
+    assert run_code(code).output == "A(x=3)\n"
+
+
 def test_two_sessions_print_a_set_in_the_same_order():
     code = "{str(n) for n in range(40)}"
     assert run_code(code).output == run_code(code).output
@@ -189,6 +194,14 @@ def test_memory_is_limited_and_the_session_survives():
     )
     assert statuses([at_once, bit_by_bit, inside, after]) == ["out_of_memory", "out_of_memory", "ok", "ok"]
     assert bit_by_bit.output.endswith("MemoryError\n")
+
+
+def test_output_is_cut_in_its_middle_and_says_so():
+    result = run_code("print('é' * 500 + 'z' * 10)", within=limits(shown_output_bytes=103))
+    head, note, tail = result.output.split("\n", 2)
+    assert (head, note) == ("é" * 25, "[... 908 bytes of output left out ...]")
+    assert tail == "é" * 20 + "z" * 10 + "\n"
+    assert result.status is ExecutionStatus.OK
 
 
 @pytest.mark.parametrize(

@@ -48,8 +48,9 @@ def write_chain(root: Path, num_problems: int = 100, num_steps: int = 200) -> tu
 def _write_data(directory: Path) -> None:
     def source(rows: int, traces: int, rejected: Mapping[str, int]) -> dict[str, object]:
         return {
-            "kind": "arithmetic", "rows_in": rows + sum(rejected.values()), "rows_out": rows, "quarantined": 0, "malformed": {},
-            "rejected": rejected, "rejected_traces": {}, "traces_out": traces, "prompt_tokens": {"p50": 17, "max": 26},
+            "kind": "arithmetic", "rows_in": rows + sum(rejected.values()), "rows_out": rows, "quarantined": 0,
+            "malformed": {}, "rejected": rejected, "rejected_traces": {}, "traces_out": traces,
+            "prompt_tokens": {"p50": 17, "max": 26},
             "trace_tokens": {"p50": 41, "max": 62} if traces else {},
         }  # fmt: skip
 

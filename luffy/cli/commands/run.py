@@ -18,14 +18,14 @@ from luffy.cli.options import (
     WorkspaceFolder,
     config_argument,
 )
-from luffy.cli.planning import check, show_plan, show_sweep_plan
+from luffy.cli.planning import check, plans_of, show_plan, show_sweep_plan
 from luffy.config import load_experiment
 from luffy.config.derived import EvaluatedModel, evaluation
 from luffy.config.many_runs.sweep_runs import kind_of_file, load_sweep
 from luffy.config.yaml_source import parse_scalar
 from luffy.errors import EXIT_FAILURE, EXIT_OK, ConfigError
 from luffy.flows.launch import launch
-from luffy.pipeline.experiment import check_checkpoints, open_experiment
+from luffy.pipeline.experiment import check_checkpoints
 from luffy.pipeline.graph import build_graph, select_nodes
 from luffy.pipeline.workspace import find_workspace
 from luffy.report.cells import duration, step_times_table
@@ -73,8 +73,8 @@ def run(
     check([experiment], where, stages=stages)
     parameters = {"config_file": config, "overrides": overrides or [], "verify": verify}
     parameters |= {"only": only, "force": force, "adopt": adopt}
-    opened = partial(open_experiment, experiment, where, verify=verify)
-    return launch("luffy.flows.full_pipeline:full_pipeline", parameters, where, lambda: opened().plan(), debug=debug)
+    plans = partial(plans_of, experiment, where, verify=verify)
+    return launch("luffy.flows.full_pipeline:full_pipeline", parameters, where, plans, debug=debug)
 
 
 def plan(
@@ -220,10 +220,8 @@ def evaluate(
     check_checkpoints(experiment, at, where)
     check([experiment], where, sweep_steps=at)
     parameters = {"config_file": config, "overrides": overrides or [], **wanted.given(), "verify": verify}
-    opened = partial(open_experiment, experiment, where, verify=verify, sweep_steps=at)
-    return launch(
-        "luffy.flows.evaluate_checkpoint:evaluate_checkpoint", parameters, where, lambda: opened().plan(), debug=debug
-    )
+    plans = partial(plans_of, experiment, where, verify=verify, sweep_steps=at)
+    return launch("luffy.flows.evaluate_checkpoint:evaluate_checkpoint", parameters, where, plans, debug=debug)
 
 
 def _request_field(text: str) -> tuple[str, JsonValue]:

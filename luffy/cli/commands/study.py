@@ -9,11 +9,10 @@ from typer import Option
 
 from luffy.cli.commands.compare import FLOW
 from luffy.cli.options import Debug, Verify, WorkspaceFolder, config_argument
-from luffy.cli.planning import check
+from luffy.cli.planning import check, plans_of
 from luffy.config.many_runs.sweep_runs import Sweep, load_sweep
 from luffy.errors import EXIT_FAILURE, EXIT_OK, UserError
 from luffy.flows.launch import launch
-from luffy.pipeline.experiment import open_experiment
 from luffy.pipeline.workspace import Workspace, find_workspace
 
 
@@ -79,8 +78,8 @@ def study(
 
 def _run(study: Sweep, cells: Sequence[str], where: Workspace, options: dict[str, object], *, debug: bool) -> int:
     parameters = {"config_file": str(study.path), "cells": list(cells), **options}
-    opened = partial(open_experiment, study.common(cells[0]), where, verify=bool(options.get("verify")))
-    return launch(FLOW, parameters, where, lambda: opened().plan(), debug=debug)
+    plans = partial(plans_of, study.common(cells[0]), where, verify=bool(options.get("verify")))
+    return launch(FLOW, parameters, where, plans, debug=debug)
 
 
 def _names(option: str, text: str | None) -> list[str]:

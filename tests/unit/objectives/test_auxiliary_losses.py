@@ -49,6 +49,24 @@ def test_nll_weighs_each_sequence_of_a_packed_row_by_its_own_entropy(weight: Tok
     assert_same(found, tuple(np.concatenate(column) for column in zip(*alone, strict=True)))
 
 
+@pytest.mark.parametrize(
+    ("weight", "expected"),
+    [
+        ("one", [1.0, 1.0]),
+        ("probability", [0.5, 0.1]),
+        ("p_one_minus_p", [0.25, 0.09]),
+        ("trust_region", [1.0, 1.0]),
+        ("exp_entropy", [3.0, 3.0]),  # the mean of log 1 and log 9 is log 3
+        ("exp_minus_entropy", [1 / 3, 1 / 3]),
+    ],
+)
+def test_nll_weights_by_hand(weight: TokenWeight, expected: list[float]) -> None:
+    case = tokens([LOG(0.5), LOG(0.1)], entropy=[0.0, LOG(9.0)])
+    loss, gradient = evaluate(NegativeLogLikelihoodLoss(kind="nll", token_weight=weight), case)
+    assert gradient.tolist() == pytest.approx([-w for w in expected])
+    assert loss.tolist() == pytest.approx([-expected[0] * LOG(0.5), -expected[1] * LOG(0.1)])
+
+
 @pytest.mark.parametrize("weight", WEIGHTS)
 def test_nll_weights_have_no_gradient_through_the_entropy(weight: TokenWeight) -> None:
     batch = packed([tokens([LOG(0.5), LOG(0.1)], entropy=[0.5, 1.5])])
@@ -155,6 +173,14 @@ def test_the_ignored_rest_is_left_out_and_the_sum_may_be_negative() -> None:
     expected = 0.4 * LOG(0.4 / 0.5) + 0.3 * LOG(0.3 / 0.4)
     assert _divergence("forward_kl", logp_V, logq_V, 2, "ignored") == pytest.approx(expected)
     assert expected < 0 < _divergence("forward_kl", logp_V, logq_V, 2)
+
+
+def test_kl_by_hand() -> None:
+    case = tokens([LOG(0.2)], ref=[LOG(0.4)])  # q / p = 2
+    expected = {"k1": (-LOG(2), 1.0), "k2": (LOG(2) ** 2 / 2, -LOG(2)), "k3": (1 - LOG(2), -1.0)}
+    for estimator, (value, gradient) in expected.items():
+        found = evaluate(KLLoss(kind="kl", estimator=estimator), case)
+        assert_same(found, (np.array([value]), np.array([gradient])))
 
 
 def _expected_gradient(estimator: str, logits_V: torch.Tensor, logq_V: torch.Tensor) -> torch.Tensor:

@@ -143,6 +143,22 @@ def test_the_raw_advantage_is_the_reward_of_every_row_traces_included(groups: li
     assert _estimate(groups, RAW) == [[sample.reward for sample in group] for group in groups]
 
 
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        (ESTIMATORS[0], [0.75, -0.25, -0.25, -0.25]),
+        (ESTIMATORS[1], [1.5, -0.5, -0.5, -0.5]),  # the deviation is 1/2
+        (ESTIMATORS[2], [1.0, -1 / 3, -1 / 3, -1 / 3]),
+        (ESTIMATORS[3], [0.9, -0.1, -0.1, -0.1]),  # the right row has 1 of 10 tokens
+        (ESTIMATORS[4], [1.0, -1 / 3, -1 / 3, -1 / 3]),  # pass@2 is 1/2 over six pairs; a wrong row is in 1 right of 3
+    ],
+    ids=lambda value: getattr(value, "kind", ""),
+)
+def test_one_right_row_of_four(config: AdvantageConfig, expected: list[float]) -> None:
+    (found,) = _estimate([[Sample(1.0, 1), Sample(0.0, 3), Sample(0.0, 3), Sample(0.0, 3)]], config)
+    assert found == pytest.approx(expected, rel=1e-5)
+
+
 # ---- tokens ----
 
 _VALUES = st.lists(st.floats(-2.0, 2.0), min_size=1, max_size=7)
@@ -172,6 +188,15 @@ def test_gae_is_its_sum(gamma: float, lam: float, rows: list[tuple[float, list[f
         assert advantage_BT[b][mask_BT[b]].tolist() == pytest.approx(advantages, abs=1e-6)  # inputs are float32
         assert return_BT[b][mask_BT[b]].tolist() == pytest.approx(returns, abs=1e-6)
     assert not advantage_BT[~mask_BT].any() and not return_BT[~mask_BT].any()
+
+
+def test_gae_by_hand() -> None:
+    config = GeneralizedAdvantage(kind="gae", gamma=0.5, lam=0.5)
+    reward_B, value_BT, mask_BT = _layout([(1.0, [0.2, 0.4], 1)])
+    advantage_BT, return_BT = generalized_advantages(reward_B, value_BT, mask_BT, config)
+    # Last: 1 - 0.4 = 0.6. First: 0.5 x 0.4 - 0.2 + 0.25 x 0.6 = 0.15.
+    assert advantage_BT[0, 1:3].tolist() == pytest.approx([0.15, 0.6])
+    assert return_BT[0, 1:3].tolist() == pytest.approx([0.35, 1.0])
 
 
 @given(rows=st.lists(_ROW, min_size=2, max_size=4))

@@ -107,6 +107,54 @@ def test_a_loss_and_its_gradient_are_their_formula(config, formula, arguments, k
     assert_same(evaluate(config, case), formula(*policies(case), *settings), atol=atol)
 
 
+@pytest.mark.parametrize(
+    ("config", "case", "loss", "gradient"),
+    [
+        (
+            SURROGATE,
+            tokens([LOG(0.3), LOG(0.1)], old=[LOG(0.2), LOG(0.4)], advantage=[2.0, -1.0]),
+            [-3.0, 0.25],
+            [-3.0, 0.25],
+        ),
+        # Ratios 2 and 9/8: their geometric mean is 1.5.
+        (
+            SequenceSurrogateLoss(kind="sequence_surrogate", clip_low=0.9, clip_high=9.0),
+            tokens([LOG(0.8), LOG(0.1)], old=[LOG(0.4), LOG(0.05 / 0.5625)]),
+            [-1.5, -1.5],
+            [-1.5, -1.5],
+        ),
+        # A ratio of 90: no token is dropped.
+        (cispo(None, 4.0), tokens([LOG(0.9)], old=[LOG(0.01)]), [-5.0 * LOG(0.9)], [-5.0]),
+        # Ratios 10 and 0.2 to the sampler: truncated from above only.
+        (
+            AIPO,
+            tokens([LOG(0.5), LOG(0.1)], mu=[LOG(0.05), LOG(0.5)], old=[0.0, 0.0]),
+            [-4.0 * LOG(0.5), -0.2 * LOG(0.1)],
+            [-4.0, -0.2],
+        ),
+        # rho 0.1 and 0.4.
+        (
+            shaped(),
+            tokens([LOG(0.1), LOG(0.1)], mu=[math.nan, LOG(0.25)], advantage=0.875),
+            [-0.4375, -0.7],
+            [-0.875 * 0.25, -0.875 * 0.16],
+        ),
+        # A clamped weight has no gradient.
+        (
+            shaped(IdentityShaping(kind="identity"), max_weight=2.0),
+            tokens([LOG(0.6), LOG(0.6)], mu=[LOG(0.2), LOG(0.5)]),
+            [-2.0, -1.2],
+            [0.0, -1.2],
+        ),
+        # 0.9 x 0.38 / (0.2 + 0.6)
+        (MultipleImportanceLoss(kind="multiple_importance"), tokens([LOG(0.19)], old=[LOG(0.2)]), [-0.4275], [-0.4275]),
+    ],
+    ids=["surrogate", "sequence", "cispo", "aipo", "shaped", "clamped", "multiple_importance"],
+)
+def test_losses_by_hand(config, case, loss, gradient):
+    assert_same(evaluate(config, case), (np.array(loss), np.array(gradient)))
+
+
 # p -> p * f'(p) for f(x) = x / (x + 0.1), rounded as published (LUFFY, arXiv 2504.14945, eq. 6-7).
 PUBLISHED = {0.001: 0.0098, 0.01: 0.0826, 0.05: 0.2222, 0.1: 0.25, 0.5: 0.1389, 0.99: 0.0833}
 
@@ -204,6 +252,25 @@ def test_importance_correction(level: str, kind: str, low: float, high: float, c
     np.testing.assert_allclose(gradient, np.concatenate([g for _, g in expected]), rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.parametrize(
+    ("level", "kind", "low", "high", "expected"),
+    [
+        ("token", "truncate", 0.0, 2.0, [2.0, 0.5, 1.0]),
+        ("token", "mask", 0.4, 2.0, [0.0, 0.5, 1.0]),
+        ("token", "mask", 0.6, 5.0, [4.0, 0.0, 1.0]),
+        ("sequence", "truncate", 0.0, 3.0, [2.0, 2.0, 2.0]),  # 4 x 0.5 x 1
+        ("sequence", "truncate", 0.0, 1.5, [1.5, 1.5, 1.5]),
+        ("sequence", "mask", 0.0, 1.5, [0.0, 0.0, 0.0]),
+    ],
+)
+def test_correction_by_hand(level: str, kind: str, low: float, high: float, expected: list[float]) -> None:
+    old = [LOG(0.4), LOG(0.2), LOG(0.3)]
+    case = tokens(old, mu=[LOG(0.1), LOG(0.4), NAN], advantage=1.0)  # w = 4, 0.5, unknown
+    correction = ImportanceCorrection(level=level, kind=kind, low=low, high=high)
+    _, gradient = evaluate_term(term(SURROGATE, correction=correction), case)
+    assert gradient.tolist() == pytest.approx([-w for w in expected])
+
+
 @pytest.mark.parametrize("share", [0.2, 0.5, 0.9])
 @given(cases=st.lists(sequences(), min_size=1, max_size=3))
 def test_top_entropy_mask_works_on_each_sequence(share: float, cases: list[Tokens]) -> None:
@@ -221,6 +288,13 @@ def test_tokens_of_equal_entropy_are_kept_up_to_the_share(share: float, length: 
     case = tokens([-1.0] * length, entropy=[1.0] * length)
     _, gradient = evaluate_term(term(NLL, "off_policy", top_entropy_share=share), case)
     assert gradient.sum() == -kept
+
+
+def test_correction_and_mask_multiply() -> None:
+    case = tokens([LOG(0.4), LOG(0.4)], mu=[LOG(0.2), LOG(0.2)], entropy=[1.0, 2.0])
+    both = term(SURROGATE, correction=ImportanceCorrection(kind="truncate", high=5.0), top_entropy_share=0.5)
+    _, gradient = evaluate_term(both, case)
+    assert gradient.tolist() == pytest.approx([0.0, -2.0])
 
 
 SEQUENCE_WIDE = {

@@ -1,6 +1,7 @@
 """Accuracies and differences with their intervals, pass@k, maj@k, the score adjusted for guessing."""
 
 import math
+from collections.abc import Iterator
 from itertools import combinations
 
 import numpy as np
@@ -72,6 +73,31 @@ def test_impossible_counts_are_refused(correct: list[int]) -> None:
         accuracy(correct, 1, 0.95)
 
 
+def cases() -> Iterator[tuple[int, int, float, float]]:
+    """n, k, accuracy and the share of its variance that lies between problems (0: all alike, 1: solved or not)."""
+    for n, k in ((10, 4), (10, 8), (30, 4), (30, 8), (100, 4)):
+        for p in (0.1, 0.3, 0.7, 0.95):
+            for agreement in (0.0, 0.3, 0.9):
+                if n * min(p, 1 - p) >= 1:
+                    yield n, k, p, agreement
+
+
+def draw_chances(rng: np.random.Generator, p: float, agreement: float, shape: tuple[int, int]) -> np.ndarray:
+    if agreement == 0:
+        return np.full(shape, p)
+    concentration = 1 / agreement - 1
+    return rng.beta(p * concentration, (1 - p) * concentration, shape)
+
+
+@pytest.mark.parametrize(("n", "k", "p", "agreement"), list(cases()))
+def test_intervals_over_problems_hold_the_truth_as_often_as_they_say(n, k, p, agreement):
+    rng = np.random.default_rng([n, k, int(100 * p), int(10 * agreement)])
+    correct_RP = rng.binomial(k, draw_chances(rng, p, agreement, (800, n)))
+    estimates = [accuracy(correct_P.tolist(), k, 0.95) for correct_P in correct_RP]
+    coverage = np.mean([estimate.low <= p <= estimate.high for estimate in estimates])
+    assert coverage >= 0.93 - 0.015  # two standard errors of 800 draws
+
+
 def test_a_paired_difference_is_bonett_and_prices_interval():
     # 40 problems, 7 won and 2 lost: centre 5/42, variance (8 + 3)/42 - (5/42)^2.
     second = [1.0] * 7 + [0.0] * 2 + [1.0] * 31
@@ -101,6 +127,10 @@ def test_a_paired_difference_never_collapses_and_turns_its_sign_with_its_sides(p
     assert there.difference.low == pytest.approx(-back.difference.high)
     assert (there.wins, there.losses) == (back.losses, back.wins)
     assert there.is_clear == (there.p_value < 0.05)
+
+
+def test_no_change_is_never_clear() -> None:
+    assert not paired_difference([1.0] * 500, [1.0] * 500, 0.95).is_clear
 
 
 def test_paired_needs_the_same_problems() -> None:
@@ -151,6 +181,10 @@ def test_the_order_of_votes_does_not_matter(votes: list[tuple[str, bool]], rando
     graded = [(answer, answer == "1") for answer, _ in votes]
     shuffled = random.sample(graded, len(graded))
     assert majority_at_k([graded]) == majority_at_k([shuffled])
+
+
+def test_with_one_sample_the_majority_is_the_accuracy() -> None:
+    assert majority_at_k([[("1", True)], [("2", False)], [(None, False)], [("3", True)]]) == 0.5
 
 
 @pytest.mark.parametrize("votes", [[], [[]]])

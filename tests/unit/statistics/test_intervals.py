@@ -181,6 +181,14 @@ def test_students_quantiles_are_those_of_the_tables(confidence: float, freedom: 
     assert student_p(quantile, freedom) == pytest.approx(1 - confidence, rel=1e-4)
 
 
+def test_students_distribution_in_closed_form_and_towards_the_normal_one() -> None:
+    assert student_p(1.0, 1) == pytest.approx(0.5)  # Cauchy: 1 - 2 atan(1) / pi
+    assert student_p(2.0, 2) == pytest.approx(1 - 2 / math.sqrt(6))  # 1 - t / sqrt(t^2 + 2)
+    assert student_p(-1.5, 1e7) == pytest.approx(math.erfc(1.5 / math.sqrt(2)), rel=1e-5)
+    assert student_p(0.0, 3) == 1.0
+    assert student_quantile(0.95, math.inf) == pytest.approx(1.959964, abs=1e-6)
+
+
 def test_the_published_coverage_is_that_of_these_intervals() -> None:
     file = Path("tests/campaigns/interval_coverage.csv")
     rows = [row for row in csv.DictReader(file.open()) if (row["what"], row["samples"]) == ("accuracy", "1")]

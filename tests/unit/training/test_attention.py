@@ -84,6 +84,15 @@ def test_gradients_are_those_of_each_sequence_alone(kind: str) -> None:
         assert relative_l2(gradients_of(model_of(kind), batch_of(rows), layout), expected) < 1e-5
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["qwen2", "llama"])
+def test_packed_equals_padded_at_8192_tokens(kind: str) -> None:
+    batch = batch_of(rows_of([(48, 2952), (16, 2032), (100, 1700), (30, 970), (4, 340)]))
+    assert batch.attention_mask_BT.sum() == 8192
+    packed, padded = (gradients_of(model_of(kind), batch, layout) for layout in (PACKED, PADDED))
+    assert relative_l2(packed, padded) < 1e-5
+
+
 @pytest.mark.parametrize("window", [None, 700, 60])
 def test_a_window_is_the_same_in_blocks(window: int | None) -> None:
     torch.manual_seed(1)

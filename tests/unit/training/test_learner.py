@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from reference.gradient_case import execution, tiny_model, trajectories
-from reference.learner_case import NUM_GROUPS, RL, make_learner, objective, rate, shard_of, two_updates
+from reference.gradient_case import execution, terms_of, tiny_model, trajectories
+from reference.learner_case import METHODS, NUM_GROUPS, RL, make_learner, objective, rate, shard_of, two_updates
 from reference.rows import STEP
 from safetensors.torch import load_file
 from synthetic.settings import rl_settings
@@ -23,9 +23,8 @@ from luffy.training.update_metrics import PartTimes
 from luffy.types import Outcome
 
 
-@pytest.mark.parametrize("preset", ["luffy", "opd", "reinforce_pp", "uft"])
+@pytest.mark.parametrize("preset", METHODS)
 def test_two_updates_equal_the_reference(preset: str) -> None:
-    """`test_learner_ranks` has every preset, by the same comparison."""
     error, metrics = two_updates(preset)
     assert error < 1e-4
     assert metrics["actor/lr"] == pytest.approx((rate(0) + rate(1)) / 2)
@@ -87,6 +86,15 @@ def test_a_critic_that_warms_up_learns_alone() -> None:
     assert "actor/loss" in learner.learn(shard_of(rows, index, "ppo"), STEP + 1)
 
 
+def test_the_critic_predicts_what_it_has_seen() -> None:
+    rows, index = trajectories("ppo", num_groups=NUM_GROUPS)
+    config = CriticConfig(optimizer=OptimizerConfig(lr=0.02, weight_decay=0.0), value_clip=None, warmup_steps=100)
+    rl = RL.model_copy(update={"critic": config, "steps": 60})
+    _, learner = with_critic(rl)
+    history = [learner.learn(shard_of(rows, index, "ppo"), step) for step in range(1, 41)]
+    assert history[-1]["critic/explained_variance"] > 0.5 > history[0]["critic/explained_variance"]
+
+
 def test_an_adaptive_coefficient_climbs_while_entropy_is_below_its_target() -> None:
     objective = ObjectiveConfig.model_validate_json(
         """{"group": {"size": 4, "off_policy": 0},
@@ -108,6 +116,15 @@ def test_an_adaptive_coefficient_climbs_while_entropy_is_below_its_target() -> N
     again = Learner(policy, objective, RL, pad_id=0)
     again.restore(learner.state())
     assert again.state() == learner.state() != {"entropy": 0.01}
+
+
+def test_an_interleaved_step_learns_the_traces() -> None:
+    rows, _ = trajectories("sft", num_groups=2)
+    learner = make_learner("relift")
+    (shard,) = shard_rows(rows, num_ranks=1)
+    losses = [learner.sft_step(shard, step)["actor/interleaved_loss"] for step in (1, 2, 3)]
+    assert losses[2] < losses[1] < losses[0]
+    assert [term.name for term in terms_of("relift_sft")] == ["sft", "sft_entropy"]
 
 
 def test_an_sft_step_between_rl_steps_has_its_dropout_whatever_was_drawn_before(tmp_path: Path) -> None:
