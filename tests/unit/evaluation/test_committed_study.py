@@ -54,7 +54,7 @@ def results(study):
     return read_sweep_results(result_files(study.path, study.design.name))
 
 
-@pytest.mark.parametrize("design", ["design.yaml", "styles_and_length.yaml", "guided_methods.yaml"])
+@pytest.mark.parametrize("design", ["design.yaml", "styles_and_length.yaml"])
 def test_the_committed_page_figure_and_tables_come_out_of_the_committed_results(design):
     study = load_sweep(str(FOLDER / design))
     results = read_sweep_results(result_files(study.path, study.design.name))
