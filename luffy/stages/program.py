@@ -11,7 +11,6 @@ ended the stage after a checkpoint), 130 interrupted.
 
 import argparse
 import contextlib
-import ctypes
 import logging
 import os
 import signal
@@ -70,8 +69,6 @@ _WAITING = ("luffy.http_client", "luffy.cluster.ray_session", "luffy.hosted.veri
 """Modules whose warnings say that the stage waits long for something: the terminal shows them, too."""
 _STARTING = ("luffy.rollout.kept_engine",)
 """Modules whose messages the terminal shows."""
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _MAX_INT = -1, -3, 2**31 - 1
-"""mallopt(3)."""
 _AVX2 = {"ATEN_CPU_CAPABILITY": "avx2", "MKL_CBWR": "AVX2", "ONEDNN_MAX_CPU_ISA": "AVX2"}
 """Environment variables that limit torch, MKL and oneDNN to AVX2."""
 leave: Callable[[int], NoReturn] = exit_without_finalizing
@@ -289,7 +286,7 @@ def _give_up(events: EventWriter, supervisor: int | None) -> None:
 
 
 def _set_up_cpu(execution: ExecutionConfig) -> None:
-    """Limit threads and instructions, and keep freed memory; UserError where the CPU lacks the instructions."""
+    """Limit threads and instructions; UserError where the CPU lacks the instructions."""
     torch = sys.modules.get("torch")  # do not import torch for stages that do not need it
     if execution.cpu_instructions == "avx2":
         if " avx2 " not in Path("/proc/cpuinfo").read_text(encoding="utf-8"):
@@ -304,20 +301,6 @@ def _set_up_cpu(execution: ExecutionConfig) -> None:
         os.environ["OMP_NUM_THREADS"] = str(execution.num_threads)
         if torch is not None:
             torch.set_num_threads(execution.num_threads)
-    if torch is not None and not torch.cuda.is_available():
-        keep_freed_memory()
-
-
-def keep_freed_memory() -> None:
-    """Have glibc keep freed blocks for the next large tensors.
-
-    It returns those above 32 MB to the kernel, which zeroes each page of the next ones: on a CPU a tenth of a step of
-    RL at 14 M parameters.
-    """
-    libc = ctypes.CDLL(None)
-    if hasattr(libc, "mallopt"):  # musl has none
-        for parameter in (_M_MMAP_THRESHOLD, _M_TRIM_THRESHOLD):
-            libc.mallopt(parameter, _MAX_INT)
 
 
 def _as_user_error(error: Exception) -> UserError | None:

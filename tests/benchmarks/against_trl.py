@@ -50,7 +50,6 @@ from luffy.rl.groups import GroupCollector
 from luffy.rl.loop import StepRunner
 from luffy.rl.rows import RolloutTask
 from luffy.rollout.engine import SamplingParams
-from luffy.stages.program import keep_freed_memory
 from luffy.tracking.journal import RolloutJournal
 from luffy.training.learner import TrainerSpec
 
@@ -189,8 +188,6 @@ def luffy_steps(size: Size, folder: Path, model: Path, steps: int, variant: str)
     spec = TrainerSpec(settings, execution, model, folder / "out", longest, pad_id=0)
     tasks = [RolloutTask(str(i), ids, "0", ()) for i, ids in enumerate(prompts_of(size, steps))]
     decode = tokenizer_of(size).decode
-    if not torch.cuda.is_available():
-        keep_freed_memory()  # as in a stage's program
     with ExitStack() as stack:
         say("the model lies there; the cluster starts")
         cluster = stack.enter_context(open_cluster(spec))

@@ -41,14 +41,3 @@ def test_a_process_that_has_chosen_already_is_refused(monkeypatch):
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX512")
     with pytest.raises(UserError, match="torch has already chosen another"):
         program._set_up_cpu(ExecutionConfig(cpu_instructions="avx2"))
-
-
-def test_freed_memory_of_large_tensors_is_used_again():
-    faults = (
-        "import resource; faults = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_minflt\n"
-        "before = faults(); torch.ones(2**24); first = faults() - before\n"
-        "for _ in range(4): torch.ones(2**24)\n"
-        "print(first, faults() - before - first)"
-    )
-    first, further = map(int, said(f"import torch; {TOLD.format(instructions='native')}{faults}").split())
-    assert further < 3.5 * first, "four more tensors of 64 MB touch the pages of earlier ones"
