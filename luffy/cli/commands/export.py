@@ -25,7 +25,8 @@ from luffy.pipeline.workspace import find_workspace
 _MODEL = "model"
 _CARD = "README.md"
 _EXPERIMENT = "experiment.yaml"
-_TRAIN_FILE = "train.parquet"
+_TRACED_FILES = ("train.parquet", "sampled.parquet")
+"""Prompts with their traces, in the result of prepare_data or synthesize, and of sample."""
 _DATA_FILES = (".parquet", ".csv")
 
 
@@ -61,7 +62,7 @@ def export(
     """Write a policy as a Hugging Face model folder, or a run's data as one file.
 
     That of a run is its last one; the folder also gets a model card and the experiment that makes it again.
-    A .parquet file gets the prompts with traces, those that teachers made included; a .csv file all prompts.
+    A .parquet file gets the prompts with traces, also those that teachers or the policy made; a .csv file all prompts.
     """
     if target.suffix in _DATA_FILES:
         if option := "--step" if step is not None else "--push-to-hub" if push_to_hub is not None else None:
@@ -159,10 +160,11 @@ def push(folder: Path, name: str, *, public: bool) -> str:
 def training_file(record: RunRecord) -> Path:
     """The training prompts of the run's last finished stage that makes traces; DataError without one."""
     made = [record.stages[name].directory for name in nodes_providing("traces", record.stages)]
-    finished = [path for path in made if (path / MANIFEST_FILE).is_file() and (path / _TRAIN_FILE).is_file()]
-    if not finished:
+    finished = [path for path in made if (path / MANIFEST_FILE).is_file()]
+    files = [file for path in finished for name in _TRACED_FILES if (file := path / name).is_file()]
+    if not files:
         raise DataError(f"{record.name}: no stage with training data is finished; luffy show {record.name} lists them")
-    return finished[-1] / _TRAIN_FILE
+    return files[-1]
 
 
 def write_data(source: Path, file: Path, authors: Sequence[str]) -> tuple[int, Counter[str], int]:

@@ -29,7 +29,7 @@ from luffy.pipeline.job import write_job
 from luffy.pipeline.records import RunRecord, StageEntry
 from luffy.pipeline.workspace import Workspace
 from luffy.tracking.journal import RolloutJournal
-from luffy.types import FinishReason, Group, Hint, Message, Outcome, Prompt, Source, Trajectory
+from luffy.types import FinishReason, Group, Hint, Message, Outcome, Prompt, Source, Trace, Trajectory
 
 SMOKE = "exp_configs/smoke.yaml"
 SOURCE = {
@@ -129,6 +129,16 @@ def test_files_are_named_in_the_lineage_with_their_hashes(workspace, capsys, tmp
     experiment, _ = whole_run(workspace, f"data.train={{kind: file, path: {tmp_path}/rows.jsonl}}")
     digest = experiment.identities["prepare_data"].files["rows.jsonl (data.train)"]
     assert f"file rows.jsonl (data.train) {digest[:16]}" in " ".join(shown(capsys, "show", "smoke").split())
+
+
+def test_data_of_a_run_that_sampled_its_policy_are_the_sampled_traces(workspace, capsys, tmp_path):
+    experiment, _ = whole_run(workspace, "stages=[prepare_data,base,sample,sft]", "sample={max_response_tokens: 16}")
+    for node, name, author in (("prepare_data", "train", "r1"), ("sample_1", "sampled", "policy")):
+        trace = Trace("#### 2", author)
+        prompt = Prompt("a", "sums", (Message("user", "one plus one"),), "2", traces=(trace,))
+        write_prompts(experiment.plan_node(node).directory / f"{name}.parquet", [prompt])
+    out = " ".join(shown(capsys, "export", "smoke", str(tmp_path / "traces.parquet")).split())
+    assert "1 prompts with 1 traces (1 of policy)" in out
 
 
 def rl_with_journal(workspace):
