@@ -6,11 +6,9 @@ from pathlib import Path
 
 import pytest
 from patience import PATIENCE_S
-from pydantic import ValidationError
 from synthetic.trajectories import row_of
 from test_composition import RIGHT, STEPS, STOP, WRONG, RecordedRanks, runner_of, settings_of
 
-from luffy.config.group import GroupConfig
 from luffy.grading.pool import GraderPool
 from luffy.rl.rows import Demonstration, RolloutTask
 from luffy.rl.trace_choice import TraceChoice
@@ -159,9 +157,3 @@ def test_the_trainer_chooses_before_the_step_is_journalled_and_a_kill_there_chan
     asked.clear()
     run(tmp_path / "killed", 3, ranks)
     assert not asked, "a journalled step is not chosen again"
-
-
-@pytest.mark.parametrize("more", [{}, {"prefix": {"length": {"kind": "uniform", "low": 0.0, "high": 1.0}}}])
-def test_a_choice_is_among_traces_that_replace_failed_rollouts(more: dict[str, object]) -> None:
-    with pytest.raises(ValidationError, match="choose: likeliest_answer is among traces that replace failed rollouts"):
-        GroupConfig.model_validate({"size": 4, "off_policy": 1, "choose": "likeliest_answer"} | more)
