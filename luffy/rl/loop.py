@@ -239,15 +239,16 @@ class Experience:
     def grading_s(self) -> float:
         return self._collector.grading_s()
 
-    def commit(self, plan: StepPlan, groups: list[Group]) -> list[Group]:
-        """Have the trainer, which has finished all earlier steps, choose among traces, and write the groups of a step
-        to the journal before it learns from them. Returns them."""
-        if plan.journalled is not None:
-            return groups
-        if self._choice is not None:
-            groups = self._choice.made(groups, self._by_uid, self._trainer.mean_probabilities)
-        self._journal.commit(plan.step, groups)
-        return groups
+    def commit(self, plan: StepPlan, groups: list[Group]) -> None:
+        """Write the groups of a step to the journal, before the trainer learns from them.
+
+        With `group.choose` the trainer, which has finished all earlier steps, first chooses among their traces; `groups`
+        then holds what it chose.
+        """
+        if plan.journalled is None:
+            if self._choice is not None:
+                groups[:] = self._choice.made(groups, self._by_uid, self._trainer.mean_probabilities)
+            self._journal.commit(plan.step, groups)
 
     def kept(self, step: int, groups: Sequence[Group]) -> list[Group]:
         """The groups that the step trains on, after filtering.
@@ -375,7 +376,8 @@ class Generation:
             self._running[plan.step] = (plan, future)
         plan, future = self._running.pop(step)
         depth = future.done() + sum(other.done() for _, other in self._running.values())
-        groups = self._experience.commit(plan, future.result())
+        groups = future.result()
+        self._experience.commit(plan, groups)
         waited = time.perf_counter() - began
         metrics = {"perf/trainer_idle_s": waited, "perf/weights_s": weights_s}
         if self._ahead:
