@@ -242,8 +242,8 @@ class Experience:
     def commit(self, plan: StepPlan, groups: list[Group]) -> None:
         """Write the groups of a step to the journal, before the trainer learns from them.
 
-        With `group.choose` the trainer, which has finished all earlier steps, first chooses among their traces; `groups`
-        then holds what it chose.
+        With `group.choose` the trainer, which has finished all earlier steps, first chooses among their traces, and
+        `groups` holds what it chose.
         """
         if plan.journalled is None:
             if self._choice is not None:
