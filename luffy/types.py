@@ -74,6 +74,8 @@ class FinishReason(StrEnum):
 
 PART_MEASURE = "part/"
 """Prefix of the measures that say which part of a mixture of environments played an episode."""
+ANSWER_PROBABILITY = "answer_probability"
+"""The measure by which the trainer chose among traces (`luffy.rl.trace_choice`)."""
 TOKEN_LIMITS = frozenset({FinishReason.LENGTH, FinishReason.TURN_LENGTH})
 """Ends of responses that ran into a limit of tokens."""
 
@@ -241,8 +243,8 @@ class Group:
     uid: str
     trajectories: tuple[Trajectory, ...]
     replaced: tuple[Trajectory, ...] = ()
-    """Sampled rows that are not trained on: rollouts that traces, hinted rows or branches off a trace replaced, which
-    count in the policy's metrics, and hinted rows and branches that were not chosen."""
+    """Rows that are not trained on: rollouts that traces, hinted rows or branches off a trace replaced, which count in
+    the policy's metrics, and hinted rows, branches and traces that were not chosen."""
     failed: tuple[Trajectory, ...] = ()
     """Rows whose environment failed, demonstrations included. They have no reward, so they are counted, but neither
     compared with the others nor trained on."""

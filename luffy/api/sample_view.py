@@ -165,7 +165,8 @@ def _lines(file: Path, uid: str) -> Iterator[list[str]]:
     found = pq.read_table(file, columns=columns, filters=[("uid", "==", uid)]).to_pylist()
     in_place = "a demonstration" if all(row.get("hint_level") is None for row in found) else "one with a hint"
     for row in found:
-        left_out = f", replaced by {in_place}" if row.get("hint_level") is None else ", not needed"
+        is_own = row.get("hint_level") is None and Source.OFF_POLICY not in row["source"]
+        left_out = f", replaced by {in_place}" if is_own else ", not needed"
         if row["finish_reason"] == FinishReason.ENVIRONMENT_ERROR:
             left_out = ", crashed"
         name = origin_of(row["source"], row.get("hint_level")) + (left_out if row["displaced"] else "")

@@ -26,7 +26,7 @@ from luffy.training.ranks import LocalRanks, Rank, Ranks, RankSpec, Result, call
 from luffy.training.supervised import SupervisedRank, SupervisedSpec
 
 _PUBLISHED = "published"
-_NEED_GPU = (TrainerRank.learn, TrainerRank.sft_step, TrainerRank.entropies)
+_NEED_GPU = (TrainerRank.learn, TrainerRank.sft_step, TrainerRank.entropies, TrainerRank.mean_probabilities)
 """Methods of a rank that need more GPU memory than it holds permanently."""
 _Arguments = TypeVarTuple("_Arguments")
 

@@ -393,6 +393,10 @@ class GroupConfig(StrictModel):
     """Length of the prefixes that the off-policy rows begin with; None: the off-policy rows are whole traces."""
     off_policy_when_accuracy_at_most: ShareBelowOne | None = None
     """Traces replace wrong rollouts of a full group where the share of correct ones is at most this; None: always."""
+    choose: Literal["in_turn", "likeliest_answer"] = "in_turn"
+    """Which of a prompt's traces replace them. `in_turn`: consecutive ones, from another start in every step;
+    `likeliest_answer`: of the correct ones those after whose reasoning the policy of this step gives the tokens of the
+    reference answer the highest mean probability (AMPO, arXiv 2510.02227)."""
     guidance: GuidanceConfig | None = None
     """Which prompts have off-policy rows, by how often earlier steps solved them; None: all."""
     hint: HintConfig | None = None
@@ -452,6 +456,11 @@ class GroupConfig(StrictModel):
                 yield "off_policy_when_accuracy_at_most has no effect with off_policy: 0"
             if self.prefix is not None:
                 yield "off_policy_when_accuracy_at_most adds whole traces after the rollouts; remove it or prefix"
+        elif self.choose != "in_turn":
+            yield (
+                f"choose: {self.choose} is among traces that replace failed rollouts; set "
+                "off_policy_when_accuracy_at_most, or remove it"
+            )
 
 
 class ReplayConfig(StrictModel):

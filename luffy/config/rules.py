@@ -149,6 +149,11 @@ def _of_environment(
                 yield (
                     f"objective.group.{name} is for responses of a single turn; remove it or the section environment"
                 )
+        if objective.group.choose != "in_turn":
+            yield (
+                f"objective.group.choose: {objective.group.choose} is for responses of a single turn; remove it or the "
+                "section environment"
+            )
         whole = [(term.name, term.needs_whole_sequences) for term in objective.terms if term.needs_whole_sequences]
         refused = {
             "objective.advantage.kind: gae": objective.needs_critic,

@@ -64,6 +64,11 @@ def encode_traces(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> l
     return [[*ids, stop] for ids in _encode(tokenizer, [_after_opener(opener, text) for text in texts])]
 
 
+def text_tokens(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
+    """Return the ids of a piece of text, without any token around it."""
+    return _encode(tokenizer, [text])[0]
+
+
 def prompt_lengths(tokenizer: PreTrainedTokenizerBase, conversations: Sequence[Sequence[Message]]) -> list[int]:
     return [len(encoding) for encoding in _encodings(tokenizer, prompt_texts(tokenizer, conversations))]
 

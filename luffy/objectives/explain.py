@@ -96,6 +96,11 @@ def _group(objective: ObjectiveConfig) -> str:
             f"{group.size} rollouts a prompt; where the share of correct ones is at most "
             f"{group.off_policy_when_accuracy_at_most:g}, {group.off_policy} of the wrong ones give way to traces"
         ]
+        if group.choose == "likeliest_answer":
+            parts[0] += (
+                " (correct ones, after whose reasoning the policy gives the reference answer's tokens the highest mean "
+                "probability)"
+            )
     elif group.prefix is not None:
         parts.append(f"{group.off_policy} that begin with a prefix of a trace, {_prefix(group.prefix)}")
     elif group.off_policy:

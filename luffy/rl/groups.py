@@ -163,12 +163,14 @@ class GroupCollector:
         ]
 
     def _traces(self, task: RolloutTask, step: int) -> list[Demonstration]:
-        """The trace of each off-policy row: consecutive ones from a random start, which differs from step to step."""
+        """The trace of each off-policy row: consecutive ones from a random start, which differs from step to step. All
+        of them where the trainer is to choose."""
         available, prefix = task.demonstrations, self.group.prefix
         if not available:
             return []
         start = derive_seed(self.seed, "demonstration", step, task.uid) % len(available)
-        count = self.group.off_policy if prefix else min(self.group.off_policy, len(available))
+        wanted = self.group.off_policy if self.group.choose == "in_turn" else len(available)
+        count = wanted if prefix else min(wanted, len(available))
         stride = 0 if prefix and prefix.shared else 1
         return [available[(start + i * stride) % len(available)] for i in range(count)]
 
@@ -187,7 +189,8 @@ class GroupCollector:
     def _with_traces(
         self, visits: Sequence[Visit], groups: Sequence[Group], sample: _Sample, bound: float
     ) -> list[Group]:
-        """Whole traces in place of the last wrong rollouts (`group.off_policy_when_accuracy_at_most`)."""
+        """Whole traces in place of the last wrong rollouts (`group.off_policy_when_accuracy_at_most`). Others among
+        which the trainer is to choose go to `Group.replaced` (`luffy.rl.trace_choice`)."""
         plans = [
             [
                 Row(visit.task.prompt_ids, trace=trace, num_given=len(trace.token_ids))
@@ -196,12 +199,14 @@ class GroupCollector:
             for visit, group in zip(visits, groups, strict=True)
         ]
         changed = []
-        for group, traces in zip(groups, sample(plans), strict=True):  # surplus traces are left out
+        chosen_later = self.group.choose != "in_turn"
+        for group, found in zip(groups, sample(plans), strict=True):
             wrong = [row for row in group.rollouts if not row.is_correct]
-            count = min(len(traces), len(wrong))
-            leaving = wrong[len(wrong) - count :]
+            traces = [row for row in found if row.is_correct] if chosen_later else found
+            count = min(len(traces), len(wrong), self.group.off_policy)
+            leaving, surplus = wrong[len(wrong) - count :], traces[count:] if chosen_later else []
             staying = tuple(row for row in group.trajectories if not any(row is other for other in leaving))
-            changed.append(replace(group, trajectories=(*staying, *traces[:count]), replaced=tuple(leaving)))
+            changed.append(replace(group, trajectories=(*staying, *traces[:count]), replaced=(*leaving, *surplus)))
         return changed
 
     def _with_hints(self, visits: Sequence[Visit], groups: Sequence[Group], sample: _Sample) -> list[Group]:

@@ -23,11 +23,13 @@ from luffy.rl.prompts import NEVER_DRAWN, HintLevels, PromptHistory, fresh_uids,
 from luffy.rl.replay import FailedPrompts, ReplayBuffer
 from luffy.rl.rows import BusyTime, RolloutTask
 from luffy.rl.teaching import ServedScorer, TeacherPrompts
+from luffy.rl.trace_choice import TraceChoice
 from luffy.rollout.engine import RolloutEngine
 from luffy.seeds import derive_seed
 from luffy.tracking.journal import RolloutJournal
 from luffy.tracking.rollout_metrics import (
     anchor_metrics,
+    choice_metrics,
     hint_metrics,
     learned_metrics,
     partial_metrics,
@@ -69,11 +71,12 @@ class StepRunner:
         collector: GroupCollector,
         journal: RolloutJournal,
         teaching: RowTeacher | None = None,
+        choice: TraceChoice | None = None,
     ) -> None:
         self._settings = settings
         self._trainer = cluster.trainer
         self._teaching = teaching
-        self._experience = Experience(settings, tasks, collector, journal, cluster.trainer)
+        self._experience = Experience(settings, tasks, collector, journal, cluster.trainer, choice)
         self._generation = Generation(self._experience, cluster, settings.rl.max_staleness, settings.rl.steps)
 
     def run(self, step: int) -> StepOutcome:
@@ -89,6 +92,7 @@ class StepRunner:
         metrics |= {} if rl.partial_rollout_tokens is None else partial_metrics(found, step)
         metrics |= hint_metrics(groups) if objective.group.hint or objective.group.retry else {}
         metrics |= {} if objective.group.anchor is None else anchor_metrics(groups)
+        metrics |= {} if objective.group.choose == "in_turn" else choice_metrics(groups)
         metrics |= self._experience.metrics(step, found)
         teaching_began = time.perf_counter()
         taught = kept if self._teaching is None else self._teaching.taught(kept)
@@ -161,13 +165,17 @@ class Experience:
         collector: GroupCollector,
         journal: RolloutJournal,
         trainer: Trainer,
+        choice: TraceChoice | None = None,
     ) -> None:
-        """`trainer` computes the entropies by which a stored success is chosen."""
+        """`trainer` computes the entropies by which a stored success is chosen, and the scores of `choice`, which comes
+        with `group.choose`."""
         self._settings = settings
         self._collector = collector
         self._journal = journal
         self._trainer = trainer
+        self._choice = choice
         objective = settings.objective
+        assert (choice is None) == (objective.group.choose == "in_turn"), "a choice comes with its setting"
         replay, guidance, sft = objective.replay, objective.group.guidance, objective.interleaved_sft
         ahead = settings.rl.max_staleness
         self._by_uid = {task.uid: task for task in tasks}
@@ -231,9 +239,15 @@ class Experience:
     def grading_s(self) -> float:
         return self._collector.grading_s()
 
-    def commit(self, plan: StepPlan, groups: Sequence[Group]) -> None:
-        """Write the groups of a step to the journal, before the trainer learns from them."""
+    def commit(self, plan: StepPlan, groups: list[Group]) -> None:
+        """Write the groups of a step to the journal, before the trainer learns from them.
+
+        With `group.choose` the trainer, which has finished all earlier steps, first chooses among their traces, and
+        `groups` holds what it chose.
+        """
         if plan.journalled is None:
+            if self._choice is not None:
+                groups[:] = self._choice.made(groups, self._by_uid, self._trainer.mean_probabilities)
             self._journal.commit(plan.step, groups)
 
     def kept(self, step: int, groups: Sequence[Group]) -> list[Group]:

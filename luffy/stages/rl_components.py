@@ -17,7 +17,15 @@ from luffy.data.conversations import encode_demonstrations
 from luffy.data.parquet import read_prompts, shown_references
 from luffy.data.pass_rates import RATES_FILE, read_pass_rates
 from luffy.data.splits import EMPTY_COMPLEMENT
-from luffy.data.templates import decode, load_tokenizer, prompt_opener, prompt_texts, render_prompts, stop_token_ids
+from luffy.data.templates import (
+    decode,
+    load_tokenizer,
+    prompt_opener,
+    prompt_texts,
+    render_prompts,
+    stop_token_ids,
+    text_tokens,
+)
 from luffy.data.tokenizer import is_same_tokenizer
 from luffy.environments.registry import open_player
 from luffy.errors import DataError
@@ -30,6 +38,7 @@ from luffy.rl.loop import RowTeacher, StepRunner
 from luffy.rl.retries import RetryPrompts
 from luffy.rl.rows import Demonstration, RolloutTask
 from luffy.rl.teaching import TeacherPrompts, connect_teacher
+from luffy.rl.trace_choice import TraceChoice
 from luffy.rl.trace_starts import Anchors, HintedPrompts
 from luffy.rollout.engine import SamplingParams, StopTexts
 from luffy.rollout.vllm_limits import context_length, read_shape
@@ -119,7 +128,8 @@ def open_components(settings: RLSettings, context: StageContext, stack: ExitStac
         step_tokens=rl.partial_rollout_tokens,
     )
     journal = RolloutJournal(context.out / "journal")
-    steps = stack.enter_context(StepRunner(settings, cluster, tasks, collector, journal, teaching))
+    choice = None if group.choose == "in_turn" else TraceChoice(text, partial(text_tokens, tokenizer), longest)
+    steps = stack.enter_context(StepRunner(settings, cluster, tasks, collector, journal, teaching, choice))
     references = shown_references(prompts_file(settings, data))
 
     def read(groups: Sequence[Group], count: int) -> list[SampleRollout]:
@@ -184,6 +194,12 @@ def read_tasks(settings: RLSettings, data: Path, tokenizer: PreTrainedTokenizerB
         raise DataError(
             f"objective.group.{name} uses traces, and no training prompt has one: only rollouts would be learned "
             "from; take data with traces, add the section synthesize, or use a method without traces (on_policy)"
+        )
+    most_traces = max(len(task.demonstrations) for task in tasks)
+    if group.choose != "in_turn" and most_traces <= group.off_policy:
+        raise DataError(
+            f"objective.group.choose: {group.choose} has nothing to choose from: no training prompt has more traces "
+            f"than objective.group.off_policy, {group.off_policy}; lower that, or take data with more traces a prompt"
         )
     buffer = settings.objective.interleaved_sft
     if buffer is not None and buffer.buffer_size > with_traces:

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from statistics import fmean
 
-from luffy.types import PART_MEASURE, SAMPLED, FinishReason, Group, Outcome, Source, Trajectory
+from luffy.types import ANSWER_PROBABILITY, PART_MEASURE, SAMPLED, FinishReason, Group, Outcome, Source, Trajectory
 
 
 def rollout_metrics(groups: Sequence[Group], *, replays: bool = False) -> dict[str, float]:
@@ -149,6 +149,21 @@ def anchor_metrics(groups: Sequence[Group]) -> dict[str, float]:
         "batch/anchor_searched_share": len(searched) / len(groups),
         "batch/anchor_solved_share": _mean(any(row.is_correct for row in rows) for rows in searched),
         "batch/anchor_rows_mean": _mean(len(rows) for rows in searched),
+    }
+
+
+def choice_metrics(groups: Sequence[Group]) -> dict[str, float]:
+    """Metrics of a method whose trainer chooses among traces: the share of groups with traces, the share in which there
+    was a choice, and the mean probability of the answer after the chosen traces and after the others."""
+
+    def scores(rows: Iterable[Trajectory]) -> list[float]:
+        return [row.measures[ANSWER_PROBABILITY] for row in rows if ANSWER_PROBABILITY in row.measures]
+
+    return {
+        "batch/guided_share": _mean(any(row.is_off_policy for row in group.trajectories) for group in groups),
+        "batch/choice_share": _mean(bool(scores(group.replaced)) for group in groups),
+        "batch/chosen_answer_probability": _mean(score for group in groups for score in scores(group.trajectories)),
+        "batch/other_answer_probability": _mean(score for group in groups for score in scores(group.replaced)),
     }
 
 

@@ -260,6 +260,13 @@ class TrainerRank:
         entropy_B = (self.policy.entropies(batch) * mask_BT).sum(dim=-1) / mask_BT.sum(dim=-1).clamp(min=1)
         return entropy_B.tolist()
 
+    def mean_probabilities(self, rows: Sequence[Trajectory]) -> list[float]:
+        """Mean probability of each row's learnable tokens under the current weights; every row has some."""
+        batch = collate(rows, torch.zeros(len(rows)), self._spec.pad_id)
+        mask_BT = batch.response_mask_BT
+        p_BT = torch.where(mask_BT, self.policy.logprobs(batch).double().exp(), 0.0)
+        return (p_BT.sum(dim=-1) / mask_BT.sum(dim=-1)).tolist()
+
     def save(self, step: int, state: Mapping[str, object], is_extra: bool) -> None:
         own = {"learner": dict(self._learner.state()), "stage": dict(state)}
         self._checkpoints.save(self._engines, step, own, self._frozen, is_extra=is_extra)
@@ -346,6 +353,11 @@ class Trainer:
     def entropies(self, rows: Sequence[Trajectory]) -> list[float]:
         """Mean entropy (nats) of each row's response under the current weights; every rank computes all of them."""
         return call_everywhere(self._ranks, TrainerRank.entropies, rows)
+
+    def mean_probabilities(self, rows: Sequence[Trajectory]) -> list[float]:
+        """Mean probability of each row's learnable tokens under the current weights; every rank computes all of
+        them."""
+        return call_everywhere(self._ranks, TrainerRank.mean_probabilities, rows)
 
     def save(self, step: int, state: Mapping[str, object], *, is_extra: bool = False) -> None:
         """Write the checkpoint of `step`; `state` is plain JSON, which `restore` returns.

@@ -30,7 +30,7 @@ ROOT = Path(__file__).resolve().parents[2]
 STAGES = {"prepare_data": prepare_data, "base": base, "sft": sft, "rl": rl, "evaluate": evaluate}
 METHODS = [name for name in available_presets("methods") if name not in SUPERVISED]
 STEPS = 3
-KILLED = ("exgrpo", "uft", "guide", "bread", "opd_rl", "sdpo")
+KILLED = ("exgrpo", "uft", "guide", "bread", "opd_rl", "sdpo", "ampo")
 """Methods that really are killed, between the two updates of a step."""
 # A quarter of this base's rollouts are right: gates open and shut, groups are mixed, replay has something to replay.
 EASY = (
@@ -117,6 +117,8 @@ def upstream(tmp_path_factory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("upstream")
     made = upstream_of(experiment("luffy"), folder)
     _disturb(folder / "model/model", folder / "teacher")
+    config = experiment("luffy", "data.train.styles=[labelled,equations,checked]")
+    run_stage(build_graph(config)[0], config, folder / "several", {})
     return made
 
 
@@ -146,6 +148,8 @@ def run_rl(
     config: ExperimentConfig, out: Path, upstream: Mapping[str, Path], copy_to: Path | None = None
 ) -> StageResult:
     (node,) = (node for node in build_graph(config) if node.stage == "rl")
+    if config.method == "ampo":
+        upstream = {**upstream, "data": upstream["data"].with_name("several")}
     return run_stage(node, config, out, upstream, copy_to)
 
 
@@ -331,6 +335,12 @@ def _assert_reports_what_it_does(config: ExperimentConfig, rows: list[dict[str, 
         assert any(row["batch/hinted_share"] > 0 for row in rows)
     if config.objective.group.anchor is not None:
         assert any(row["batch/anchor_solved_share"] > 0 and row["batch/prefix_share_mean"] > 0 for row in rows)
+    if config.objective.group.choose != "in_turn":
+        chosen, others = (
+            [row[f"batch/{name}_answer_probability"] for row in rows if row["batch/choice_share"]]
+            for name in ("chosen", "other")
+        )
+        assert chosen and all(0 < low < high <= 1 for low, high in zip(others, chosen, strict=True))
     if isinstance(config.objective.group.filter, DynamicSampling):
         assert any(row["batch/kept_share"] < 1 for row in rows)
 

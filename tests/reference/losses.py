@@ -300,6 +300,12 @@ def _multiple_importance(r: Evaluated) -> Tensor:
     return -r.row.advantage * (1 - p.detach()).sqrt() * 2 * p / (p_old + omega)
 
 
+def ampo(rows: Rows) -> Tensor:
+    """arXiv 2510.02227: LUFFY's joint denominator with PPO's clip, dual clip 10, on rollouts; entropy bonus 0.0005."""
+    parts = _own(rows, lambda r: dual_clip(r, bound=10.0)) + _given(rows, _luffy_shape)
+    return total(parts) / _num_tokens(parts) - 0.0005 * mean([r.entropy for r in rows])
+
+
 def rl_sft_loss(rows: Rows) -> Tensor:
     """Unclipped surrogate on rollouts + 1.0 x token-mean cross entropy on demonstrations + entropy of all rows."""
     return mean(_own(rows, _surrogate)) + mean(_given(rows, _nll)) + _entropy_bonus(rows)
@@ -461,6 +467,7 @@ REFERENCES: dict[str, Reference] = {
     "rl_sft_loss": Reference("demonstrations", estimators.centred_rollouts, rl_sft_loss),
     "chord": Reference("demonstrations", estimators.standardised_rollouts, chord(0.1, lambda p: p * (1 - p))),
     "hpt": Reference("where_failing", estimators.centred_rollouts, hpt),
+    "ampo": Reference("where_failing", estimators.centred, ampo),
     "superrl": Reference("demonstrations", estimators.standardised_rollouts, superrl),
     "srft": Reference("demonstrations", estimators.standardised, srft),
     "prefix_rft": Reference("guided", estimators.centred, prefix_rft(_surrogate)),

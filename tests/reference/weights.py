@@ -75,6 +75,9 @@ AUTHORS = {
     ("guide", "hinted"): 1.0,
     ("critique_grpo", "refined"): summed(1.0),
     ("critique_grpo", "entropy"): _ENTROPY,
+    ("ampo", "off_policy"): summed(1.0),
+    # As its policy term, a micro-batch's mean is weighed by its share of the rows.
+    ("ampo", "entropy"): 0.001 / (18432 / (PROMPT + LENGTH) * LENGTH) * LIMIT,
     ("uft", "hint"): own_means(0.001, 1, 1.0, 1),
     ("uft", "kl"): 0.001,
 }

@@ -118,6 +118,12 @@ def test_every_term_of_a_method_is_explained(method):
             assert stage == "sft" or not term.needs_teacher or "\nTeacher       q: " in text
 
 
+def test_a_choice_among_traces_is_explained():
+    (_, text), *_ = explain_experiment("arithmetic", ["chain=rl", "method=ampo"])
+    said = " ".join(text.split())
+    assert "2 of the wrong ones give way to traces (correct ones, after whose reasoning the policy gives the" in said
+
+
 def test_a_stage_explains_its_own_configuration_as_its_experiment_does(tmp_path):
     experiment = open_experiment(load_experiment("arithmetic"), Workspace(tmp_path))
     for plan in experiment.plan():

@@ -144,6 +144,10 @@ GROUPS = {
         f"{{size: 4, off_policy: 1, off_policy_when_accuracy_at_most: 0.0, prefix: {{length: {UNIFORM}}}}}"
     ): "off_policy_when_accuracy_at_most adds whole traces after the rollouts",
     objective(
+        "{size: 4, off_policy: 1, choose: likeliest_answer}"
+    ): "choose: likeliest_answer is among traces that replace failed rollouts; set off_policy_when_accuracy_at_most",
+    objective("{size: 4, off_policy: 1, choose: longest}"): "objective.group.choose",
+    objective(
         "{size: 2, off_policy: 1}", terms=(ON, OFF), more="  replay: {}\n"
     ): "no rollout is left; raise group.size",
     objective(prefix(UNIFORM), terms=(ON, OFF), more="  replay: {}\n"): "replay and group.prefix cannot be combined",

@@ -176,6 +176,8 @@ SECTIONS = {
         ("objective.group.retry samples again", "chain=rl", "method=lte", "rl.partial_rollout_tokens=8"),
         ("objective.group.retry is for responses of a single turn",
          "chain=rl", "method=lte", "environment={kind: tools, tools: [calculator]}"),
+        ("objective.group.choose: likeliest_answer is for responses of a single turn",
+         "chain=rl", "method=ampo", "environment={kind: tools, tools: [calculator]}"),
         ("objective.group.anchor samples again", "chain=rl", "method=bread", "rl.partial_rollout_tokens=8"),
         ("objective.group.prefix.length samples again", "chain=rl", "method=trapo", "rl.partial_rollout_tokens=8"),
     ]),

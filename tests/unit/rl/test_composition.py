@@ -35,6 +35,7 @@ from luffy.rl.groups import GroupCollector
 from luffy.rl.loop import StepRunner
 from luffy.rl.retries import RetryPrompts
 from luffy.rl.rows import Demonstration, RolloutTask
+from luffy.rl.trace_choice import TraceChoice
 from luffy.rl.trace_starts import Anchors, HintedPrompts
 from luffy.rollout.engine import Completion, RolloutRequest, SamplingParams, limit
 from luffy.tracking.journal import RolloutJournal
@@ -118,6 +119,11 @@ def _decode(ids: Sequence[int]) -> str:
     return r"\boxed{7}" if RIGHT in ids else r"\boxed{8}"
 
 
+def _spelt(ids: Sequence[int]) -> str:
+    """A character for each token of a trace."""
+    return "".join({RIGHT: "7", STOP: "."}.get(token, "-") for token in ids)
+
+
 def settings_of(method: str, *more: str, steps: int = STEPS) -> RLSettings:
     overrides = [
         "chain=rl", f"method={method}", f"rl.prompts_per_step={PROMPTS}", f"rl.steps={steps}", *SMALL.get(method, ()),
@@ -138,7 +144,7 @@ class RecordedRanks:
     saved: list[Mapping[str, object]] = field(default_factory=list)
 
     def call(self, method: Callable[..., Any], arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
-        if method is TrainerRank.entropies:
+        if method in (TrainerRank.entropies, TrainerRank.mean_probabilities):
             return [[float(len(row.response_ids)) for row in rows] for (rows,) in arguments]
         if method is TrainerRank.follow:
             return [None for _ in arguments]
@@ -233,9 +239,14 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], Ru
 
 
 def runner_of(
-    settings: RLSettings, grader: GraderPool, journal: RolloutJournal, ranks: RecordedRanks, failing: float = 0.0
+    settings: RLSettings,
+    grader: GraderPool,
+    journal: RolloutJournal,
+    ranks: RecordedRanks,
+    failing: float = 0.0,
+    tasks: Sequence[RolloutTask] | None = None,
 ) -> tuple[StepRunner, Script]:
-    """The loop of a run, and its engine."""
+    """The loop of a run, of these tasks or those above, and its engine."""
     group, steps = settings.objective.group, settings.rl.steps
     hints = None if group.hint is None else HintedPrompts(group.hint, _encode, settings.seed, steps)
     retries = None if group.retry is None else RetryPrompts.fitting(group.retry, _encode, _decode, _tasks(), 64, None)
@@ -246,7 +257,9 @@ def runner_of(
         step_tokens=partial,
     )  # fmt: skip
     cluster = ScriptedCluster(Trainer(settings, ranks), failing)
-    return StepRunner(settings, cluster, _tasks(), collector, journal), cluster.engine
+    choice = None if group.choose == "in_turn" else TraceChoice(_spelt, lambda text: (RIGHT,), 100)
+    runner = StepRunner(settings, cluster, tasks or _tasks(), collector, journal, choice=choice)
+    return runner, cluster.engine
 
 
 def _run(

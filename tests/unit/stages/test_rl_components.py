@@ -1,6 +1,7 @@
 """What the RL stage opens: the prompts that `data.rl` names, also in its settings and identity, and its parts."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from luffy.pipeline.identity import identifying
 from luffy.rl.rows import Demonstration, RolloutTask
 from luffy.stages.rl import run
 from luffy.stages.rl_components import open_anchors
+from luffy.types import Trace
 
 SMOKE = Path(__file__).parents[3] / "exp_configs" / "smoke.yaml"
 APART = "chain=sft_then_rl_apart"
@@ -26,10 +28,11 @@ def settings_of(stage: str, *overrides: str):
     return CONFIGURE[stage](load_experiment(SMOKE, ["rl.prompts_per_step=8", *overrides]))
 
 
-def rl_on(folder: Path, complement: int, *overrides: str) -> None:
-    """Start RL on 6 training prompts without traces and a complement of that many."""
-    for name, count in (("train", 6), ("rl_complement", complement)):
-        write_prompts(folder / f"{name}.parquet", problems(count))
+def rl_on(folder: Path, complement: int, *overrides: str, num_traces: int = 0) -> None:
+    """Start RL on 6 training prompts with so many traces and a complement of that many without."""
+    traces = tuple(Trace(f"trace {number}", "teacher") for number in range(num_traces))
+    write_prompts(folder / "train.parquet", [replace(problem, traces=traces) for problem in problems(6)])
+    write_prompts(folder / "rl_complement.parquet", problems(complement))
     tiny_tokenizer().save_pretrained(folder / "model")
     (folder / "model" / "config.json").write_text(json.dumps({"max_position_embeddings": 128}))
     context = stage_context("rl", folder, {"data": folder, "model": folder})
@@ -53,6 +56,13 @@ def test_rl_reads_the_prompts_that_data_rl_names(tmp_path, overrides, complement
 def test_a_method_with_traces_is_refused_where_no_prompt_has_one(tmp_path, method, setting):
     with pytest.raises(DataError, match=rf"objective\.group\.{setting} uses traces, and no training prompt has one"):
         rl_on(tmp_path, 0, "chain=rl", f"method={method}")
+
+
+def test_a_choice_among_traces_is_refused_where_no_prompt_has_one(tmp_path):
+    with pytest.raises(
+        DataError, match=r"nothing to choose from: no training prompt has more traces than .*off_policy, 2"
+    ):
+        rl_on(tmp_path, 0, "chain=rl", "method=ampo", num_traces=2)
 
 
 def test_the_prompts_are_part_of_rls_identity_and_of_no_other():

@@ -2,6 +2,7 @@
 
 import copy
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from luffy.config.training import SFTConfig
 from luffy.objectives.schedules import objective_at
 from luffy.training import policy_model
 from luffy.training.batching import collate, take_rows
+from luffy.training.learner import TrainerRank
 from luffy.training.policy import DistillationTeacher, FrozenPolicy, Policy, ServedScores
 from luffy.types import Source, TrainBatch
 
@@ -71,6 +73,19 @@ def test_log_probabilities_and_entropies_are_those_of_the_whole_model(settings: 
     assert torch.allclose(policy.logprobs(rows)[:, 1:], expected_BT, atol=1e-5)
     assert torch.allclose(frozen.logprobs(rows)[:, 1:], expected_BT, atol=1e-5)
     assert torch.allclose(policy.entropies(rows)[:, 1:], torch.where(mask_BT, every_BTV.entropy(), 0.0), atol=1e-5)
+
+
+@pytest.mark.parametrize("settings", SPLITS, ids=str)
+def test_the_mean_probability_of_a_row_is_its_own_whatever_is_scored_beside_it(settings: dict[str, object]) -> None:
+    """Against float64, one row at a time: what decides among traces. Every third row has tokens that do not count."""
+    rows, policy = trajectories("luffy")[0], Policy(tiny_model(), OPTIMIZER, execution(**settings), "float32")
+    rank, model = SimpleNamespace(policy=policy, _spec=SimpleNamespace(pad_id=0)), tiny_model().double()
+    with torch.no_grad():
+        expected = [float(evaluate(model, row)[0].exp().mean()) for row in rows]
+    assert TrainerRank.mean_probabilities(rank, rows) == pytest.approx(expected, rel=1e-5)
+    alone = [TrainerRank.mean_probabilities(rank, [row])[0] for row in rows[:6]]
+    assert alone == pytest.approx(expected[:6], rel=1e-5)
+    assert sorted(range(6), key=alone.__getitem__) == sorted(range(6), key=expected.__getitem__)
 
 
 @pytest.mark.parametrize("micro_batch_tokens", [1, 40, 10_000])
