@@ -15,7 +15,7 @@ from statistics import fmean
 from luffy.config.many_runs.sweep_design import GridPoint
 from luffy.config.many_runs.sweep_runs import Sweep, SweepRun
 from luffy.data.pass_rates import CARD_FILE, read_sample_card
-from luffy.errors import DataError, LuffyError
+from luffy.errors import DataError, LuffyError, first_line
 from luffy.evaluation.results import CheckpointScores, read_scores
 from luffy.files import replacing
 from luffy.pipeline.graph import kind_of
@@ -147,11 +147,6 @@ def arm_results(name: str, point: GridPoint, outcomes: Mapping[int, RunOutcome])
     finished = tuple(outcome for outcome in outcomes.values() if isinstance(outcome, RunResult))
     failed = {seed: first_line(outcome) for seed, outcome in outcomes.items() if isinstance(outcome, LuffyError)}
     return ArmResults(name, point, finished, failed)
-
-
-def first_line(error: LuffyError) -> str:
-    """The first line of an error's message; further lines quote a log."""
-    return str(error).partition("\n")[0]
 
 
 def levels(curves: Sequence[Sequence[HeldOutPoint]]) -> tuple[float, ...]:
