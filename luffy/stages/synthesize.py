@@ -40,7 +40,9 @@ from luffy.data.tokenizer import adapt_tokenizer
 from luffy.environments.registry import instructions_by_source
 from luffy.environments.trace_replay import EnvironmentReplayer
 from luffy.errors import ConfigError, DataError
+from luffy.files import write_atomic
 from luffy.http_client import missing_key
+from luffy.report.cards import card_markdown, synthesis_section
 from luffy.rollout.text_endpoint import CHAT, TextEndpoint
 from luffy.rollout.vllm_limits import context_length, read_shape
 from luffy.stages.answers.asker import Asker, open_graders
@@ -99,7 +101,8 @@ def run(settings: SynthesizeSettings, context: StageContext) -> StageResult:
         teachers={turn.title: teacher_card(turn, config.teachers[turn.name], written) for turn in turns},
         origins=dict(sorted(written.origins.items())),
     )
-    write_synthesis_card(out, card)
+    write_synthesis_card(out / "card.json", card)
+    write_atomic(out / "card.md", card_markdown(synthesis_section(card)))
     for store in work.stores.values():
         if store.num_adopted:
             context.events.message(f"reuses {store.num_adopted} answers that earlier stages got")

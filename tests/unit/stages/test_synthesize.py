@@ -379,7 +379,7 @@ def test_rewriting_keeps_what_the_policy_solves_then_shows_it_the_trace_and_the_
     assert result.metrics["traces/rewritten"] == 1
     counts = {name: (each.questions, each.traces) for name, each in card.teachers.items()}
     assert counts == {"policy": (7, 1), "policy, rewriting": (3, 1)}
-    assert "Traces after rewriting: 1 expert, 1 own, 1 rewritten." in (tmp_path / "o" / "card.md").read_text()
+    assert "Traces after rewriting: expert 1, own 1, rewritten 1." in (tmp_path / "o" / "card.md").read_text()
 
 
 def test_a_rewritten_trace_is_learned_without_the_trace_in_its_prompt(tmp_path, bench, experts):
