@@ -13,12 +13,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from pathlib import Path
+from typing import TypeVar
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 from pydantic import TypeAdapter
 
 from luffy.config.answers import DifficultyConfig, SampleConfig
+from luffy.data.synthesis_card import SynthesisCard
 from luffy.files import replacing
 from luffy.types import Outcome, Prompt
 
@@ -173,14 +175,6 @@ def difficulty_card(
     )
 
 
-def card_json(card: "DifficultyCard | SampleCard") -> str:
-    return json.dumps(asdict(card), indent=2, ensure_ascii=False) + "\n"
-
-
-def read_card(path: Path) -> DifficultyCard:
-    return TypeAdapter(DifficultyCard).validate_json(path.read_bytes())
-
-
 @dataclass(slots=True)
 class KeptCount:
     """Number of kept traces, and of prompts with one; counted while the prompts are iterated over."""
@@ -234,9 +228,17 @@ def sample_card(policy: str, number: int, config: SampleConfig, rates: RateSumma
     )
 
 
-def read_sample_card(path: Path) -> SampleCard:
-    """The card that `card_json` wrote."""
-    return TypeAdapter(SampleCard).validate_json(path.read_bytes())
+Card = TypeVar("Card", DifficultyCard, SampleCard, SynthesisCard)
+
+
+def card_json(card: Card) -> str:
+    """The contents of `card.json`."""
+    return json.dumps(asdict(card), indent=2, ensure_ascii=False) + "\n"
+
+
+def read_card(path: Path, kind: type[Card]) -> Card:
+    """The card of that kind in a `card.json`."""
+    return TypeAdapter(kind).validate_json(path.read_bytes())
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -1,13 +1,7 @@
 """The summary of a synthesis: questions, answers, usage and kept traces of each teacher."""
 
-import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
-from pathlib import Path
-
-from pydantic import TypeAdapter
-
-from luffy.files import write_atomic
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,12 +68,3 @@ class SynthesisCard:
         """What all teachers cost; None where none has a price."""
         costs = [teacher.cost for teacher in self.teachers.values() if teacher.cost is not None]
         return sum(costs) if costs else None
-
-
-def write_synthesis_card(path: Path, card: SynthesisCard) -> None:
-    write_atomic(path, json.dumps(asdict(card), indent=1) + "\n")
-
-
-def read_synthesis_card(path: Path) -> SynthesisCard:
-    """The card in a `card.json`."""
-    return TypeAdapter(SynthesisCard).validate_json(path.read_bytes())

@@ -15,8 +15,8 @@ from luffy.config.data import HubSource
 from luffy.config.evaluation import VALIDATION, DecodingConfig
 from luffy.config.stage_kinds import ViewName
 from luffy.config.yaml_source import dump_yaml
-from luffy.data.pass_rates import DifficultyCard, SampleCard, read_card, read_sample_card
-from luffy.data.synthesis_card import SynthesisCard, read_synthesis_card
+from luffy.data.pass_rates import DifficultyCard, SampleCard, read_card
+from luffy.data.synthesis_card import SynthesisCard
 from luffy.environments.transcript import turns_of
 from luffy.errors import LuffyError
 from luffy.evaluation.results import Cell, CheckpointScores, advice_on, checkpoint_name, read_scores
@@ -139,9 +139,9 @@ def read_chain(config: ExperimentConfig, inputs: Mapping[str, Path]) -> Finished
         responses=() if sampled else tuple(_responses(stages[evaluations[-1]])),
         evaluations=tuple(read_scores(stages[name], config.checkpoint_names) for name in evaluations),
         data_card=next((json.loads(path.read_bytes()) for path in cards("data_card")), {}),
-        sampled=tuple(map(read_sample_card, cards("sample_card"))),
-        difficulty=next(map(read_card, cards("difficulty_card")), None),
-        synthesis=next(map(read_synthesis_card, cards("synthesis_card")), None),
+        sampled=tuple(read_card(path, SampleCard) for path in cards("sample_card")),
+        difficulty=next((read_card(path, DifficultyCard) for path in cards("difficulty_card")), None),
+        synthesis=next((read_card(path, SynthesisCard) for path in cards("synthesis_card")), None),
     )
 
 

@@ -31,10 +31,11 @@ from luffy.config.settings import SynthesizeSettings
 from luffy.data.kept_answers import kept_traces
 from luffy.data.overlap import BenchmarkIndex
 from luffy.data.parquet import iterate_prompts
+from luffy.data.pass_rates import card_json
 from luffy.data.row_filters import RowFilter, Rules
 from luffy.data.sources import open_source
 from luffy.data.splits import TRAIN, add_traces, prompts_without_their_traces
-from luffy.data.synthesis_card import SynthesisCard, write_synthesis_card
+from luffy.data.synthesis_card import SynthesisCard
 from luffy.data.templates import load_tokenizer, prompt_lengths, render_prompts, with_opened_thinking
 from luffy.data.tokenizer import adapt_tokenizer
 from luffy.environments.registry import instructions_by_source
@@ -101,7 +102,7 @@ def run(settings: SynthesizeSettings, context: StageContext) -> StageResult:
         teachers={turn.title: teacher_card(turn, config.teachers[turn.name], written) for turn in turns},
         origins=dict(sorted(written.origins.items())),
     )
-    write_synthesis_card(out / "card.json", card)
+    write_atomic(out / "card.json", card_json(card))
     write_atomic(out / "card.md", card_markdown(synthesis_section(card)))
     for store in work.stores.values():
         if store.num_adopted:

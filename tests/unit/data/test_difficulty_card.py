@@ -6,7 +6,16 @@ import pyarrow.parquet as pq
 import pytest
 
 from luffy.config.answers import DifficultyConfig
-from luffy.data.pass_rates import Fit, PassRate, card_json, difficulty_card, fit_of, read_card, write_pass_rates
+from luffy.data.pass_rates import (
+    DifficultyCard,
+    Fit,
+    PassRate,
+    card_json,
+    difficulty_card,
+    fit_of,
+    read_card,
+    write_pass_rates,
+)
 
 CONFIG = DifficultyConfig(
     num_samples=4, temperature=1.0, max_response_tokens=8, min_pass_rate=0.25, max_pass_rate=0.75, engine="transformers"
@@ -58,5 +67,5 @@ def test_the_card_counts_everything_once(tmp_path):
     }  # fmt: skip
     assert found.sources["sums"] == {"prompts": 3, "kept": 1, "mean_pass_rate": pytest.approx(5 / 12)}
     (tmp_path / "card.json").write_text(card_json(found))
-    assert read_card(tmp_path / "card.json") == found
+    assert read_card(tmp_path / "card.json", DifficultyCard) == found
     assert json.loads(card_json(found))["policy"] == "base"

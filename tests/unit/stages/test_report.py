@@ -16,7 +16,7 @@ from luffy.config import ExperimentConfig, load_experiment
 from luffy.config.answers import DifficultyConfig, SampleConfig
 from luffy.config.settings import ReportSettings
 from luffy.data.pass_rates import KeptCount, PassRate, card_json, difficulty_card, fit_of, sample_card, summarise_rates
-from luffy.data.synthesis_card import SynthesisCard, TeacherCard, write_synthesis_card
+from luffy.data.synthesis_card import SynthesisCard, TeacherCard
 from luffy.errors import LuffyError
 from luffy.pipeline.manifest import finished_manifest, write_manifest
 from luffy.report.cards import card_markdown, difficulty_section, synthesis_section
@@ -301,7 +301,7 @@ def test_what_teachers_answered_is_in_the_report(chain, written, tmp_path):
     )  # fmt: skip
     taught = tmp_path / "synthesize"
     taught.mkdir()
-    write_synthesis_card(taught / "card.json", card)
+    (taught / "card.json").write_text(card_json(card))
     manifest = finished_manifest(inputs["base"])
     write_manifest(taught, manifest.model_copy(update={"node": "synthesize", "stage": "synthesize", "outputs": ()}))
     section = {"teachers": {"big": {"path": "org/big", "max_response_tokens": 64}}}
