@@ -23,8 +23,8 @@ from luffy.api.runs import track_run
 from luffy.cli.console import ChainProgress, terminal
 from luffy.config.many_runs.sweep_design import CENTRE
 from luffy.config.many_runs.sweep_runs import SHARED_NODES, Chosen, Sweep, SweepRun, distinct
-from luffy.errors import EXIT_INTERRUPTED, LuffyError, StageFailed
-from luffy.evaluation.across_runs.run_results import RunOutcome, RunResult, first_line, read_run
+from luffy.errors import EXIT_INTERRUPTED, LuffyError, StageFailed, first_line
+from luffy.evaluation.across_runs.run_results import RunOutcome, RunResult, read_run
 from luffy.evaluation.across_runs.sweep_findings import (
     Findings,
     SweepProgress,

@@ -121,9 +121,7 @@ class TeacherConfig(StrictModel):
     def _complaints(self) -> Iterator[str]:
         if (self.endpoint is None) == (self.path is None):
             yield "give exactly one of endpoint (a model on an OpenAI-compatible server) and path (a model folder)"
-        # A stage's own file spells out every field, so only other values than the defaults are refused.
-        fields = type(self).model_fields
-        inert = [name for name in ("engine", "dtype") if getattr(self, name) != fields[name].default]
+        inert = self.changed("engine", "dtype")
         if self.endpoint is not None and inert:
             yield f"{', '.join(inert)} has no effect on a model served by an endpoint; remove it"
         if self.temperature == 0 and self.num_samples > 1:

@@ -142,41 +142,27 @@ def _as_overrides(suites: Mapping[str, Mapping[str, JsonValue]]) -> list[str]:
 
 
 def evaluated(config: ExperimentConfig, wanted: EvaluatedModel) -> ExperimentConfig:
-    """The experiment that evaluates `wanted` by `config`'s suites and protocol; ConfigError for what does not fit."""
+    """The chain that evaluates `wanted` as `config` evaluates its own checkpoints.
+
+    A folder or hub id keeps its own chat template unless one is given; `api:NAME` is served at the URLs (those of
+    `execution.server` without any) and asked with `wanted.request` (`EndpointModel.request`). Raises ConfigError for
+    what does not fit, a folder without a model, a URL that cannot be right, or an experiment without a protocol.
+    """
     if (wanted.model is None) == (not wanted.steps):
         raise ConfigError(
             "give one of --model (a folder, a hub id or api:NAME) and --steps (of the experiment's RL run); as "
             "parameters of a deployment: model with steps=[], or only steps"
         )
-    if wanted.model is not None:
-        return evaluation_of(config, wanted.model, wanted.chat_template, urls=wanted.urls, request=wanted.request)
-    for name, option in (("chat_template", "--chat-template"), ("urls", "--url"), ("request", "--request")):
-        if name in wanted.given():
-            raise ConfigError(f"{option} has no effect with --steps, whose models are those of their run; remove it")
-    return sweep_of(config, wanted.steps)
-
-
-def evaluation_of(
-    config: ExperimentConfig,
-    model: str,
-    chat_template: str | None = None,
-    *,
-    urls: Sequence[str] = (),
-    request: Mapping[str, JsonValue] | None = None,
-) -> ExperimentConfig:
-    """The chain that evaluates `model` as `config` evaluates its own checkpoints. `model` is a folder or hub id, which
-    keeps its own chat template unless one is given, or `api:NAME`, which is served at `urls` (those of
-    `execution.server` without any) and asked with `request` (`EndpointModel.request`). Raises ConfigError for a folder
-    without a model, a URL that cannot be right, or an experiment without a protocol."""
-    data = config.data
+    if wanted.model is None:
+        for name, option in (("chat_template", "--chat-template"), ("urls", "--url"), ("request", "--request")):
+            if name in wanted.given():
+                raise ConfigError(
+                    f"{option} has no effect with --steps, whose models are those of their run; remove it"
+                )
+        return sweep_of(config, wanted.steps)
+    data, choose = config.data, _of_endpoint if wanted.model.startswith(_ENDPOINT) else _of_folder
     try:
-        if model.startswith(_ENDPOINT):
-            evaluated_so = _of_endpoint(config, model.removeprefix(_ENDPOINT), chat_template, urls, dict(request or {}))
-        elif option := "--url" if urls else "--request" if request else None:
-            raise ConfigError(f"{option} has no effect on a model folder; remove it, or give --model api:NAME")
-        else:
-            evaluated_so = _of_folder(config, model, chat_template)
-        policy, evaluation, execution = evaluated_so
+        policy, evaluation, execution = choose(config, wanted, wanted.model)
         return ExperimentConfig(
             name=config.name,
             stages=_STAGES,
@@ -204,8 +190,11 @@ def evaluation_of(
         raise ConfigError("; ".join(complaints)) from None
 
 
-def _of_folder(config: ExperimentConfig, model: str, chat_template: str | None) -> _Evaluation:
+def _of_folder(config: ExperimentConfig, wanted: EvaluatedModel, model: str) -> _Evaluation:
     """A local folder goes by its real path, so that every way to name it is the same model; a hub id as it is."""
+    if option := "--url" if wanted.urls else "--request" if wanted.request else None:
+        raise ConfigError(f"{option} has no effect on a model folder; remove it, or give --model api:NAME")
+    chat_template = wanted.chat_template
     if chat_template is not None and not template_file(chat_template).is_file():
         raise ConfigError(
             f"--chat-template: {chat_template}: no such file; give {', '.join(template_names())} or the path of a "
@@ -239,25 +228,24 @@ def given_model(model: str, option: str = "--model") -> str:
     return folder or model
 
 
-def _of_endpoint(
-    config: ExperimentConfig, name: str, chat_template: str | None, urls: Sequence[str], request: dict[str, JsonValue]
-) -> _Evaluation:
+def _of_endpoint(config: ExperimentConfig, wanted: EvaluatedModel, model: str) -> _Evaluation:
+    name = model.removeprefix(_ENDPOINT)
     if not name:
         raise ConfigError("--model: api: names no model; give api:NAME with the model's name at the endpoint")
-    if chat_template is not None:
+    if wanted.chat_template is not None:
         raise ConfigError(
             "--chat-template has no effect on a model served by an endpoint, which has its own; remove it"
         )
     evaluation, server = _protocol(config, is_served=True), config.execution.server
-    if urls:
-        server = ServerConfig.model_validate({**server.model_dump(), "urls": tuple(urls)})
+    if wanted.urls:
+        server = ServerConfig.model_validate({**server.model_dump(), "urls": wanted.urls})
     if not server.urls:
         raise ConfigError(
             f"--url: missing; say where {name} is served, e.g. --url http://127.0.0.1:8000/v1 (as a parameter of a "
             "deployment: urls)"
         )
     return (
-        ModelConfig(endpoint=EndpointModel(name=name, request=request)),
+        ModelConfig(endpoint=EndpointModel(name=name, request=dict(wanted.request))),
         evaluation.model_copy(update={"engine": "openai"}),
         config.execution.model_copy(update={"server": server}),
     )

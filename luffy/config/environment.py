@@ -65,9 +65,7 @@ class JudgeMeasure(StrictModel):
     @field_validator("judge")
     @classmethod
     def _prompt_is_the_rubrics(cls, judge: JudgeGrader) -> JudgeGrader:
-        fields = JudgeGrader.model_fields  # a stage's job spells out every field
-        names = ("correct", "correct_from", "prompt")
-        if own := [name for name in names if getattr(judge, name) != fields[name].default]:
+        if own := judge.changed("correct", "correct_from", "prompt"):
             raise ValueError(f"{own[0]} has no effect here: the judge's prompt is made from the rubric; remove it")
         return judge
 
@@ -208,8 +206,7 @@ class MixtureEnvironment(StrictModel):
     def _complaints(self) -> Iterator[str]:
         played: dict[str, str] = {}
         for name, part in self.parts.items():
-            own = [field for field in ("limits", "scoring") if getattr(part.environment, field) != _DEFAULTS[field]]
-            if own:
+            if own := part.environment.changed("limits", "scoring"):
                 yield f"parts.{name}.environment.{own[0]}: the mixture has one for all parts; move it there"
             for source in part.plays:
                 if source in played:
@@ -221,7 +218,6 @@ class MixtureEnvironment(StrictModel):
         return {source: name for name, part in self.parts.items() for source in part.plays}
 
 
-_DEFAULTS: dict[str, StrictModel] = {"limits": EpisodeLimits(), "scoring": EpisodeScoring()}
 EnvironmentConfig = Annotated[_Single | MixtureEnvironment, Field(discriminator="kind")]
 
 

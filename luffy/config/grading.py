@@ -134,7 +134,7 @@ class JudgeGrader(StrictModel):
         missing = [name for name in ("{reference}", "{answer}") if name not in self.prompt]
         if missing:
             yield f"prompt must contain {' and '.join(missing)}"
-        if self.correct_from is not None and self.prompt == type(self).model_fields["prompt"].default:
+        if self.correct_from is not None and not self.changed("prompt"):
             yield "correct_from needs a prompt of its own, which asks for `VERDICT: <number from 0 to 1>`"
 
 

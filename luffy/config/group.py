@@ -300,9 +300,8 @@ class HintConfig(StrictModel):
         if self.groups is not None:
             if (self.keep, self.learn) != ("all", "hinted"):
                 yield "groups are learned as they are sampled; set keep: all and learn: hinted"
-            for name in ("rows_per_level", "accuracy_at_most", "after"):
-                if getattr(self, name) != type(self).model_fields[name].default:
-                    yield f"{name} has no effect with groups, which wait for no failure; remove it"
+            for name in self.changed("rows_per_level", "accuracy_at_most", "after"):
+                yield f"{name} has no effect with groups, which wait for no failure; remove it"
             if not isinstance(self.groups.level, LevelByHistory):
                 low, high = bounds(self.groups.level)
                 if round(low) < 1 or round(high) > len(self.levels):

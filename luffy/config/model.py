@@ -131,8 +131,7 @@ class ModelConfig(StrictModel):
                 "give exactly one of path (a model folder or GGUF file), package (one that ships a GGUF file), "
                 "architecture (an embedded base policy) and endpoint (a served model to evaluate)"
             )
-        overrides = ("rope_theta", "max_position_embeddings", "chat_template")
-        inert = [name for name in overrides if getattr(self, name) is not None]
+        inert = self.changed("rope_theta", "max_position_embeddings", "chat_template")
         if self.path is None and self.package is None and inert:
             yield f"{inert[0]} has no effect without path or package, whose model it adapts; remove it"
 

@@ -234,8 +234,7 @@ def _of_evaluation(config: "ExperimentConfig") -> Iterator[str]:
     if "sft" in config.stages and config.sft is not None and config.sft.validation is not None:
         if config.sft.validation.max_response_tokens is None and config.evaluation is None:
             yield "sft.validation.max_response_tokens: missing; its default is that of evaluation"
-        ranks = config.execution.ray.trainer_ranks if config.cluster == "ray" else 1
-        if ranks > 1 and config.execution.zero_stage == 3:
+        if config.num_ranks > 1 and config.execution.zero_stage == 3:
             yield (
                 "sft.validation: ranks that share their weights (execution.zero_stage: 3) cannot generate each on its "
                 "own; use zero_stage 1 or 2, or evaluate after training"

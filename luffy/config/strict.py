@@ -55,6 +55,10 @@ class StrictModel(BaseModel):
         """What is wrong between the fields of such a section; the first is reported."""
         yield from ()
 
+    def changed(self, *names: str) -> list[str]:
+        """Those of the fields that are not at their defaults; a stage's own file gives every field a value."""
+        return [name for name in names if getattr(self, name) != type(self).model_fields[name].default]
+
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         for complaint in self._complaints():

@@ -332,9 +332,6 @@ _WEIGHT_FORMULAS: dict[TokenWeight, str] = {
 }
 
 
-_FLOOR = 0.1
-
-
 class NegativeLogLikelihoodLoss(StrictModel):
     """-w log p: supervised learning; the weight w has no gradient."""
 
@@ -346,7 +343,7 @@ class NegativeLogLikelihoodLoss(StrictModel):
     """`probability`: DFT (arXiv 2508.05629); `p_one_minus_p`: CHORD-phi (2508.11408); `trust_region`: 1 / p in the
     gradient of log p becomes 1 / max(p, floor) (TRAPO, 2512.17636); `exp_entropy` and `exp_minus_entropy`: SRFT
     (2506.19767), H the mean entropy of the row's selected tokens."""
-    floor: Fraction = _FLOOR
+    floor: Fraction = 0.1
     """Probability below which `trust_region` weighs a token less."""
 
     def formula(self) -> str:
@@ -354,7 +351,7 @@ class NegativeLogLikelihoodLoss(StrictModel):
         return f"-{weight}log p{_at(self.temperature)}"
 
     def _complaints(self) -> Iterator[str]:
-        if self.floor != _FLOOR and self.token_weight != "trust_region":  # noqa: S105
+        if self.changed("floor") and self.token_weight != "trust_region":  # noqa: S105
             yield f"floor has no effect with token_weight: {self.token_weight}; remove it"
 
 
@@ -405,9 +402,6 @@ class DistillationLoss(Written):
     written: ClassVar[str] = "-(log q - log mu) p / mu, q = the teacher of rl.teacher"
 
 
-_BETA = 0.5
-
-
 class DivergenceLoss(StrictModel):
     """Divergence of the policy's p from the teacher's q at each token (GKD, arXiv 2306.13649), over the teacher's
     `top_k` most probable tokens and all others together; gradient through p alone; at the rollouts' temperature."""
@@ -416,7 +410,7 @@ class DivergenceLoss(StrictModel):
     measure: Literal["forward_kl", "reverse_kl", "jsd"]
     """KL(q || p), KL(p || q), or the generalised Jensen-Shannon divergence beta KL(q || m) + (1 - beta) KL(p || m) with
     m = beta q + (1 - beta) p."""
-    beta: Fraction = _BETA
+    beta: Fraction = 0.5
     """Weight of the teacher in m: near 0, the gradient is like that of forward_kl, near 1 like that of reverse_kl."""
     top_k: PositiveInt = 64
     """Tokens of the vocabulary that are compared one by one; all where there are fewer. The trainer holds 8 bytes for
@@ -435,7 +429,7 @@ class DivergenceLoss(StrictModel):
         return f"{measure}, over the {self.top_k} most probable tokens of q{others}, q = the teacher of rl.teacher"
 
     def _complaints(self) -> Iterator[str]:
-        if self.beta != _BETA and self.measure != "jsd":
+        if self.changed("beta") and self.measure != "jsd":
             yield f"beta has no effect with measure: {self.measure}; remove it"
 
 

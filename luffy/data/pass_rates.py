@@ -13,14 +13,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from pathlib import Path
+from typing import TypeVar
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 from pydantic import TypeAdapter
 
 from luffy.config.answers import DifficultyConfig, SampleConfig
+from luffy.data.synthesis_card import SynthesisCard
 from luffy.files import replacing
-from luffy.markdown_text import markdown_cell
 from luffy.types import Outcome, Prompt
 
 RATES_FILE, CARD_FILE = "pass_rates.parquet", "card.json"
@@ -91,19 +92,11 @@ class DifficultyCard:
     policy: str
     temperature: float
     max_response_tokens: int
-    num_samples: int
     min_pass_rate: float
     max_pass_rate: float
-    prompts: int
     fits: Mapping[str, int]
     """Number of prompts that are kept, too hard and too easy."""
-    histogram: Mapping[str, int]
-    """This field and the next ones, up to `outcomes`, are those of `RateSummary`."""
-    mean_pass_rate: float
-    ever_solved_share: float
-    mean_tokens: float
-    truncated_share: float
-    outcomes: Mapping[str, int]
+    rates: RateSummary
     sources: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     """For each `data_source`: prompts, those that stay, and the mean pass rate."""
 
@@ -177,58 +170,9 @@ def difficulty_card(
         min_pass_rate=config.min_pass_rate,
         max_pass_rate=config.max_pass_rate,
         fits={str(fit): fits.count(fit) for fit in Fit},
+        rates=summarise_rates(rates, config.num_samples),
         sources=sources,
-        **asdict(summarise_rates(rates, config.num_samples)),
     )
-
-
-def card_json(card: "DifficultyCard | SampleCard") -> str:
-    return json.dumps(asdict(card), indent=2, ensure_ascii=False) + "\n"
-
-
-def read_card(path: Path) -> DifficultyCard:
-    return DifficultyCard(**json.loads(path.read_text(encoding="utf-8")))
-
-
-def card_markdown(card: DifficultyCard) -> str:
-    """Return the contents of `card.md`."""
-
-    def side(rate: float) -> str:
-        if card.min_pass_rate <= rate <= card.max_pass_rate:
-            return ""
-        return "too hard" if rate < card.min_pass_rate else "too easy"
-
-    kept, samples = card.fits[Fit.KEPT], card.num_samples
-    lines = [
-        "# Difficulty",
-        "",
-        f"Policy {card.policy}: {samples} responses a prompt at temperature {card.temperature:g}, of at most "
-        f"{card.max_response_tokens} tokens.",
-        "",
-        f"{kept} of {card.prompts} training prompts stay for RL, with pass rates from {card.min_pass_rate:g} to "
-        f"{card.max_pass_rate:g}; {card.fits[Fit.TOO_HARD]} are too hard, {card.fits[Fit.TOO_EASY]} too easy.",
-        "",
-        *_sentences(card),
-        "",
-        "## Prompts by their correct responses",
-        "",
-        "| correct | prompts | % | |",
-        "|---|---|---|---|",
-        *(
-            f"| {number} of {samples} | {count} | {100 * count / card.prompts:.1f} | {side(int(number) / samples)} |"
-            for number, count in card.histogram.items()
-        ),
-        "",
-        "## By data source",
-        "",
-        "| data source | prompts | kept | mean pass rate |",
-        "|---|---|---|---|",
-        *(
-            f"| {markdown_cell(name) or '(unnamed)'} | {row['prompts']} | {row['kept']} | {row['mean_pass_rate']:.3f} |"
-            for name, row in card.sources.items()
-        ),
-    ]
-    return "\n".join(lines) + "\n"
 
 
 @dataclass(slots=True)
@@ -284,47 +228,17 @@ def sample_card(policy: str, number: int, config: SampleConfig, rates: RateSumma
     )
 
 
-def read_sample_card(path: Path) -> SampleCard:
-    """The card that `card_json` wrote."""
-    return TypeAdapter(SampleCard).validate_json(path.read_bytes())
+Card = TypeVar("Card", DifficultyCard, SampleCard, SynthesisCard)
 
 
-def sample_card_markdown(card: SampleCard) -> str:
-    """The contents of `card.md`."""
-    rates, kept = card.rates, card.kept
-    lines = [
-        f"# Sampled traces, round {card.round}",
-        "",
-        f"Policy {card.policy}: {rates.num_samples} responses a prompt at temperature {card.temperature:g}, of at most "
-        f"{card.max_response_tokens} tokens.",
-        "",
-        *_sentences(rates),
-        "",
-        f"{kept.traces} correct and complete answers to {kept.prompts} of {rates.prompts} training prompts are kept "
-        f"({card.choose}, at most {card.max_per_prompt} a prompt), with {kept.mean_tokens:.1f} tokens on average; "
-        f"{kept.with_logprobs} have log-probabilities.",
-        "",
-        "## Prompts by their correct responses",
-        "",
-        "| correct | prompts | % |",
-        "|---|---|---|",
-        *(
-            f"| {number} of {rates.num_samples} | {count} | {100 * count / rates.prompts:.1f} |"
-            for number, count in rates.histogram.items()
-        ),
-    ]
-    return "\n".join(lines) + "\n"
+def card_json(card: Card) -> str:
+    """The contents of `card.json`."""
+    return json.dumps(asdict(card), indent=2, ensure_ascii=False) + "\n"
 
 
-def _sentences(rates: RateSummary | DifficultyCard) -> list[str]:
-    outcomes = ", ".join(f"{count} {name.replace('_', ' ')}" for name, count in rates.outcomes.items() if count)
-    return [
-        f"Mean pass rate {rates.mean_pass_rate:.3f}; {100 * rates.ever_solved_share:.1f} % of the prompts are solved "
-        f"at least once. A response has {rates.mean_tokens:.1f} tokens on average; "
-        f"{100 * rates.truncated_share:.1f} % ran into the limit.",
-        "",
-        f"Responses: {outcomes}.",
-    ]
+def read_card(path: Path, kind: type[Card]) -> Card:
+    """The card of that kind in a `card.json`."""
+    return TypeAdapter(kind).validate_json(path.read_bytes())
 
 
 def _mean(values: Sequence[float]) -> float:

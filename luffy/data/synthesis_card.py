@@ -1,17 +1,7 @@
 """The summary of a synthesis: questions, answers, usage and kept traces of each teacher."""
 
-import json
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from pathlib import Path
-
-from pydantic import TypeAdapter
-
-from luffy.files import write_atomic
-from luffy.markdown_text import markdown_cell
-
-_NAMED = 10
-"""Prompts that `card.md` names; `card.json` names all."""
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,67 +68,3 @@ class SynthesisCard:
         """What all teachers cost; None where none has a price."""
         costs = [teacher.cost for teacher in self.teachers.values() if teacher.cost is not None]
         return sum(costs) if costs else None
-
-
-def write_synthesis_card(out: Path, card: SynthesisCard) -> None:
-    """Write `card.json` and `card.md`."""
-    write_atomic(out / "card.json", json.dumps(asdict(card), indent=1) + "\n")
-    used = f"Used: {card.num_tokens:,} tokens of prompts and answers{_of(card.max_tokens, ',')}"
-    if card.cost is not None:
-        used += f", cost {card.cost:.4f}{_of(card.max_cost, 'g')}"
-    origins = ", ".join(f"{count} {origin}" for origin, count in card.origins.items())
-    lines = [
-        "# Synthesis",
-        "",
-        f"{card.given} of {card.asked_about} prompts got a trace; teachers were asked about {card.asked_about} of "
-        f"{card.prompts} training prompts. train.parquet has {card.train_rows} rows, sft.parquet {card.sft_rows}.",
-        "",
-        f"{len(card.without)} were asked and have no usable answer{_named(card.without)}.",
-        f"{len(card.never_asked)} were never asked{_named(card.never_asked)}.",
-        "",
-        *([f"Traces after rewriting: {origins}.", ""] if origins else []),
-        f"{used}.",
-        "",
-        "| teacher | model | decoding | questions | correct | pass rate | prompts solved | traces | with "
-        "log-probabilities | tokens of prompts | tokens of answers | cost | not asked, at most |",
-        "|" + "---|" * 13,
-    ]
-    reasons = []
-    for name, teacher in card.teachers.items():
-        cells = (
-            name,
-            teacher.model,
-            f"{teacher.decoding}, at most {teacher.max_response_tokens} tokens",
-            f"{teacher.questions} about {teacher.prompts} prompts",
-            str(teacher.correct),
-            f"{teacher.pass_rate:.3f}",
-            f"{teacher.solved} of {teacher.prompts}",
-            str(teacher.traces),
-            str(teacher.with_logprobs),
-            f"{teacher.prompt_tokens:,}",
-            f"{teacher.num_tokens:,}",
-            "-" if teacher.cost is None else f"{teacher.cost:.4f}",
-            str(teacher.not_asked),
-        )
-        lines.append(f"| {' | '.join(map(markdown_cell, cells))} |")
-        rejected = f" Correct, but no trace: {_counted(teacher.rejected)}." if teacher.rejected else ""
-        reasons.append(f"Answers of {name}: {_counted(teacher.outcomes) or 'none'}.{rejected}")
-    write_atomic(out / "card.md", "\n".join([*lines, "", *reasons]) + "\n")
-
-
-def read_synthesis_card(path: Path) -> SynthesisCard:
-    """The card in a `card.json`."""
-    return TypeAdapter(SynthesisCard).validate_json(path.read_bytes())
-
-
-def _counted(counts: Mapping[str, int]) -> str:
-    return ", ".join(f"{count} {name.replace('_', ' ')}" for name, count in counts.items())
-
-
-def _named(uids: Sequence[str]) -> str:
-    shown = ", ".join(uids[:_NAMED])
-    return "" if not uids else f": {shown}" + (", ... (all in card.json)" if len(uids) > _NAMED else "")
-
-
-def _of(limit: float | None, form: str) -> str:
-    return "" if limit is None else f" of {limit:{form}} allowed"

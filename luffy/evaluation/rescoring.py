@@ -9,15 +9,7 @@ from luffy.config.evaluation import VALIDATION
 from luffy.config.grading import GraderKind
 from luffy.data.parquet import VALIDATION_FILE, read_prompts
 from luffy.errors import DataError
-from luffy.evaluation.results import (
-    RESULTS_FILE,
-    Cell,
-    EvaluationResults,
-    FinishedEvaluation,
-    ResultRow,
-    Tally,
-    write_results,
-)
+from luffy.evaluation.results import Cell, EvaluationResults, FinishedEvaluation, ResultRow, write_counted
 from luffy.evaluation.sample_files import SAMPLES_FILE, SampleRecord, write_sample_records
 from luffy.evaluation.second_grades import grade_responses
 from luffy.grading.extract import asks_for_tag
@@ -97,29 +89,20 @@ def write_regraded(
     Returns the changes for each suite and decoding, in the order of the results.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    tallies: dict[Cell, Tally] = {}
     changed: dict[Cell, list[Verdicts]] = {}
 
     def counted() -> Iterator[SampleRecord]:
         for old, new in regraded:
-            cell = new.suite, new.decoding
-            tallies.setdefault(cell, Tally(*cell)).add(new)
             if old.correct != new.correct:
                 # Responses may be long, and many.
                 without_texts = replace(old, prompt="", response=""), replace(new, prompt="", response="")
-                changed.setdefault(cell, []).append(without_texts)
+                changed.setdefault((new.suite, new.decoding), []).append(without_texts)
             yield new
 
     write_sample_records(folder / SAMPLES_FILE, counted())
-    before = {(row.suite, row.decoding): row for row in evaluation.results.rows}
-    level = evaluation.results.confidence
-    comparison = [
-        Regraded(before[cell], tally.row(level, before[cell].protocol), tuple(changed.get(cell, ())))
-        for cell, tally in tallies.items()
-    ]
-    results = EvaluationResults(
-        checkpoint=evaluation.results.checkpoint, confidence=level, rows=tuple(part.after for part in comparison)
-    )
-    write_results(folder / RESULTS_FILE, results)
-    write_pages(folder, results)
-    return comparison
+    graded = evaluation.results
+    before = {(row.suite, row.decoding): row for row in graded.rows}
+    protocols = {cell: row.protocol for cell, row in before.items() if row.protocol is not None}
+    results = write_counted(folder, graded.checkpoint, graded.confidence, protocols, write_pages)
+    after = {(row.suite, row.decoding): row for row in results.rows}
+    return [Regraded(before[cell], row, tuple(changed.get(cell, ()))) for cell, row in after.items()]

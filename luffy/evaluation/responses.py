@@ -20,14 +20,8 @@ from luffy.data.schema import RowError, prompt_from_row, value_at
 from luffy.data.sources.stored_rows import READERS
 from luffy.data.templates import opener_of
 from luffy.errors import DataError
-from luffy.evaluation.results import RESULTS_FILE, EvaluationResults, tally_cells, write_results
-from luffy.evaluation.sample_files import (
-    SAMPLES_FILE,
-    SampleRecord,
-    read_sample_records,
-    ungraded_record,
-    write_sample_records,
-)
+from luffy.evaluation.results import EvaluationResults, write_counted
+from luffy.evaluation.sample_files import SAMPLES_FILE, SampleRecord, ungraded_record, write_sample_records
 from luffy.evaluation.second_grades import grade_responses
 from luffy.grading.pool import GraderPool
 from luffy.grading.request import GradeRequest, problem_of, require_verdicts
@@ -222,9 +216,4 @@ def write_responses(
 
     folder.mkdir(parents=True, exist_ok=True)
     write_sample_records(folder / SAMPLES_FILE, records())
-    tallies = tally_cells(read_sample_records(folder / SAMPLES_FILE))
-    rows = tuple(tally.row(config.confidence) for tally in tallies.values())
-    results = EvaluationResults(checkpoint=model, confidence=config.confidence, rows=rows)
-    write_results(folder / RESULTS_FILE, results)
-    write_pages(folder, results)
-    return results
+    return write_counted(folder, model, config.confidence, {}, write_pages)

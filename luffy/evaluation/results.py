@@ -4,7 +4,7 @@ The rows are `results.json`; `summary.md` shows them as tables (`luffy.report.ev
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
@@ -14,7 +14,13 @@ from pydantic import Field, ValidationError
 from luffy.config.grading import ResponseForm
 from luffy.config.strict import StrictModel
 from luffy.errors import DataError, LuffyError
-from luffy.evaluation.sample_files import SAMPLES_FILE, SampleRecord, find_samples, read_samples_of
+from luffy.evaluation.sample_files import (
+    SAMPLES_FILE,
+    SampleRecord,
+    find_samples,
+    read_sample_records,
+    read_samples_of,
+)
 from luffy.files import write_atomic
 from luffy.grading.kinds import fault_of_form
 from luffy.statistics.accuracy import Estimate, accuracy, by_label, guess_adjusted, majority_at_k, pass_at_k
@@ -279,6 +285,22 @@ def write_results(path: Path, results: EvaluationResults) -> None:
     write_atomic(path, results.model_dump_json(indent=1) + "\n")
 
 
+def write_counted(
+    folder: Path,
+    checkpoint: str,
+    confidence: float,
+    protocols: Mapping[Cell, SamplingProtocol],
+    write_pages: Callable[[Path, EvaluationResults], None],
+) -> EvaluationResults:
+    """Count the samples in `folder`, and write the results and their pages beside them."""
+    tallies = tally_cells(read_sample_records(folder / SAMPLES_FILE))
+    rows = tuple(tally.row(confidence, protocols.get(cell)) for cell, tally in tallies.items())
+    results = EvaluationResults(checkpoint=checkpoint, confidence=confidence, rows=rows)
+    write_results(folder / RESULTS_FILE, results)
+    write_pages(folder, results)
+    return results
+
+
 def read_results(path: Path) -> EvaluationResults:
     """What `write_results` wrote; LuffyError names the file when it is missing or something else."""
     try:
@@ -358,6 +380,8 @@ class CheckpointScores:
     results: EvaluationResults
     correct: Mapping[Cell, Mapping[str, int]]
     """Correct responses by problem."""
+    references: Mapping[Cell, Mapping[str, str]] = field(default_factory=dict)
+    """Reference answers by problem."""
 
     @property
     def checkpoint(self) -> str:
@@ -388,9 +412,11 @@ def read_scores(directory: Path, names: Mapping[str, str] | None = None) -> Chec
     `names`: what to call some checkpoints otherwise.
     """
     correct: dict[Cell, dict[str, int]] = {}
+    references: dict[Cell, dict[str, str]] = {}
     for record in read_samples_of(directory):
         of_cell = correct.setdefault((record.suite, record.decoding), {})
         of_cell[record.uid] = of_cell.get(record.uid, 0) + record.correct
+        references.setdefault((record.suite, record.decoding), {})[record.uid] = record.ground_truth
     results = read_results(directory / RESULTS_FILE)
     name = (names or {}).get(results.checkpoint, results.checkpoint)
-    return CheckpointScores(results.model_copy(update={"checkpoint": name}), correct)
+    return CheckpointScores(results.model_copy(update={"checkpoint": name}), correct, references)

@@ -15,8 +15,8 @@ from luffy.config.data import HubSource
 from luffy.config.evaluation import VALIDATION, DecodingConfig
 from luffy.config.stage_kinds import ViewName
 from luffy.config.yaml_source import dump_yaml
-from luffy.data.pass_rates import DifficultyCard, Fit, SampleCard, read_card, read_sample_card
-from luffy.data.synthesis_card import SynthesisCard, read_synthesis_card
+from luffy.data.pass_rates import DifficultyCard, SampleCard, read_card
+from luffy.data.synthesis_card import SynthesisCard
 from luffy.environments.transcript import turns_of
 from luffy.errors import LuffyError
 from luffy.evaluation.results import Cell, CheckpointScores, advice_on, checkpoint_name, read_scores
@@ -24,6 +24,7 @@ from luffy.evaluation.sample_files import SampleRecord, find_samples, read_sampl
 from luffy.grading.extract import THINK_CLOSE, THINK_OPEN
 from luffy.pipeline.graph import build_graph, nodes_providing, nodes_showing
 from luffy.pipeline.manifest import Manifest, finished_manifest
+from luffy.report.cards import difficulty_section, sample_section, synthesis_section
 from luffy.report.cells import (
     NBSP,
     NONE,
@@ -138,9 +139,9 @@ def read_chain(config: ExperimentConfig, inputs: Mapping[str, Path]) -> Finished
         responses=() if sampled else tuple(_responses(stages[evaluations[-1]])),
         evaluations=tuple(read_scores(stages[name], config.checkpoint_names) for name in evaluations),
         data_card=next((json.loads(path.read_bytes()) for path in cards("data_card")), {}),
-        sampled=tuple(map(read_sample_card, cards("sample_card"))),
-        difficulty=next(map(read_card, cards("difficulty_card")), None),
-        synthesis=next(map(read_synthesis_card, cards("synthesis_card")), None),
+        sampled=tuple(read_card(path, SampleCard) for path in cards("sample_card")),
+        difficulty=next((read_card(path, DifficultyCard) for path in cards("difficulty_card")), None),
+        synthesis=next((read_card(path, SynthesisCard) for path in cards("synthesis_card")), None),
     )
 
 
@@ -445,56 +446,11 @@ def _shown(badges: tuple[str, ...], prompt: str, response: str, hint: str = "", 
 
 def _data(chain: FinishedChain) -> Section:
     """What the stages that make data have counted: of each source, teacher, pass rate and round of sampling."""
-    sections = []
-    if chain.synthesis:
-        by_teacher = table_of(
-            chain.synthesis.teachers.items(),
-            {
-                "teacher": lambda item: item[0],
-                "model": lambda item: item[1].model,
-                "prompts": lambda item: f"{item[1].prompts:,}",
-                "answers": lambda item: f"{item[1].answers:,}",
-                "pass rate %": lambda item: percent(item[1].pass_rate),
-                "prompts solved": lambda item: f"{item[1].solved:,}",
-                "traces": lambda item: f"{item[1].traces:,}",
-                "tokens": lambda item: f"{item[1].prompt_tokens + item[1].num_tokens:,}",
-                "cost": lambda item: NONE if item[1].cost is None else f"{item[1].cost:.2f}",
-                "not asked": lambda item: f"{item[1].not_asked:,}",
-            },
-        )
-        sections.append(Section(title="Synthesis", aside="traces that teachers wrote", tables=(by_teacher,)))
-    if card := chain.difficulty:
-        kept = {
-            "measured by": checkpoint_name(card.policy),
-            "responses": f"{card.num_samples} a prompt",
-            "bounds": f"{card.min_pass_rate:g} to {card.max_pass_rate:g}",
-            **{fit.replace("_", " "): f"{card.fits[fit]:,} of {card.prompts:,}" for fit in Fit},
-            "mean pass rate %": percent(card.mean_pass_rate),
-            "truncated %": percent(card.truncated_share),
-        }
-        solved = ("prompts", *(f"{number:,}" for number in card.histogram.values()))
-        tables = (
-            table(tuple(kept), [kept.values()]),
-            table((f"correct of {card.num_samples}", *card.histogram), [solved]),
-        )
-        aside = "which training prompts RL was given, by a policy's pass rates"
-        sections.append(Section(title="Difficulty", aside=aside, tables=tables))
-    if chain.sampled:
-        by_round = table_of(
-            chain.sampled,
-            {
-                "round": lambda card: card.round,
-                "sampled": lambda card: checkpoint_name(card.policy),
-                "responses": lambda card: f"{card.rates.num_samples} a prompt",
-                "mean pass rate %": lambda card: percent(card.rates.mean_pass_rate),
-                "solved prompts": lambda card: f"{card.kept.prompts:,} of {card.rates.prompts:,}",
-                "traces": lambda card: f"{card.kept.traces:,}",
-                "mean tokens": lambda card: f"{card.kept.mean_tokens:.1f}",
-                "truncated %": lambda card: percent(card.rates.truncated_share),
-            },
-        )
-        aside = "the policy's own correct answers, which the SFT of the same round learned from"
-        sections.append(Section(title="Sampled traces", aside=aside, tables=(by_round,)))
+    sections = [
+        *([synthesis_section(chain.synthesis)] if chain.synthesis else []),
+        *([difficulty_section(chain.difficulty)] if chain.difficulty else []),
+        *([sample_section(chain.sampled)] if chain.sampled else []),
+    ]
     sources = chain.data_card.get("sources", {})
     assert isinstance(sources, Mapping)
     note = "Token counts: median and maximum of what passed."

@@ -2,8 +2,7 @@
 
 from itertools import cycle
 
-from luffy.evaluation.across_runs.board import Board, BoardTable, Column
-from luffy.evaluation.across_runs.published import PublishedTable
+from luffy.evaluation.across_runs.board import Board, BoardTable, Column, PublishedTable
 from luffy.report.cells import NONE, Table, TableCell, accuracy, counts, difference, p_value, percent
 from luffy.report.cells import table as shown_table
 from luffy.report.evaluation_page import accuracy_figure

@@ -12,9 +12,10 @@ must not depend on a policy.
 
 from luffy.config.settings import DifficultySettings
 from luffy.data.parquet import iterate_prompts, write_prompts
-from luffy.data.pass_rates import RATES_FILE, Fit, card_json, card_markdown, difficulty_card, fit_of, write_pass_rates
+from luffy.data.pass_rates import RATES_FILE, Fit, card_json, difficulty_card, fit_of, write_pass_rates
 from luffy.errors import DataError
 from luffy.files import write_atomic
+from luffy.report.cards import card_markdown, difficulty_section
 from luffy.stages.program import StageContext, StageResult, main
 from luffy.stages.sample import TRAIN_FILE, answer_prompts
 from luffy.training.model_folder import copy_tokenizer
@@ -41,10 +42,10 @@ def run(settings: DifficultySettings, context: StageContext) -> StageResult:
     write_prompts(out / TRAIN_FILE, (prompt for prompt in whole if prompt.uid in kept))
     copy_tokenizer(context.inputs["data"] / "tokenizer", out / "tokenizer")
     write_atomic(out / "card.json", card_json(card))
-    write_atomic(out / "card.md", card_markdown(card))
+    write_atomic(out / "card.md", card_markdown(difficulty_section(card)))
     outputs = (RATES_FILE, TRAIN_FILE, "tokenizer", "card.json", "card.md")
     metrics = {f"prompts/{name}": float(count) for name, count in card.fits.items()}
-    metrics |= {"pass_rate": card.mean_pass_rate, "truncated_share": card.truncated_share}
+    metrics |= {"pass_rate": card.rates.mean_pass_rate, "truncated_share": card.rates.truncated_share}
     return StageResult(outputs, metrics, resumed_from=answered.resumed_from)
 
 

@@ -30,23 +30,8 @@ from luffy.data.parquet import read_prompts, suite_files
 from luffy.data.prompt_templates import is_chat, stops_of
 from luffy.data.templates import load_tokenizer
 from luffy.errors import DataError
-from luffy.evaluation.results import (
-    RESULTS_FILE,
-    Cell,
-    EvaluationResults,
-    ResultRow,
-    SamplingProtocol,
-    advice_on,
-    tally_cells,
-    write_results,
-)
-from luffy.evaluation.sample_files import (
-    SAMPLES_FILE,
-    SampleRecord,
-    read_sample_records,
-    read_samples_of,
-    write_sample_records,
-)
+from luffy.evaluation.results import RESULTS_FILE, Cell, ResultRow, SamplingProtocol, advice_on, write_counted
+from luffy.evaluation.sample_files import SAMPLES_FILE, SampleRecord, read_samples_of, write_sample_records
 from luffy.files import write_atomic
 from luffy.grading.pool import GraderPool
 from luffy.json_text import parse_json
@@ -177,12 +162,8 @@ class ModelEvaluation:
             self._store.close()
             self._store = None
         (self._folder / ANSWERS_FILE).unlink(missing_ok=True)
-        tallies = tally_cells(read_sample_records(samples))
-        rows = tuple(tallies[cell].row(config.confidence, protocol_of(config, *cell)) for cell in self._requests)
-        results = EvaluationResults(checkpoint=checkpoint, confidence=config.confidence, rows=rows)
-        write_results(self._folder / RESULTS_FILE, results)
-        write_summaries(self._folder, results)
-        return rows
+        protocols = {cell: protocol_of(config, *cell) for cell in self._requests}
+        return write_counted(self._folder, checkpoint, config.confidence, protocols, write_summaries).rows
 
     def _left(self) -> dict[Cell, int]:
         if (store := self._store) is None:

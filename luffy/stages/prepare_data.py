@@ -43,7 +43,6 @@ from luffy.data.selection import (
 )
 from luffy.data.shards import FilterJob, ShardStatistics, filter_source, finished_shards, read_statistics
 from luffy.data.sources import Row, TraceSource, open_source
-from luffy.data.sources.stored_rows import sha256_of
 from luffy.data.splits import EMPTY_COMPLEMENT, write_complement, write_correct, write_luffy, write_merged, write_rows
 from luffy.data.tokenizer import adapt_tokenizer, build_tokenizer, texts_of
 from luffy.environments.registry import check_template, instructions_by_source, open_scored
@@ -51,6 +50,7 @@ from luffy.environments.trace_replay import EnvironmentReplayer
 from luffy.errors import DataError
 from luffy.files import write_atomic
 from luffy.grading.pool import JUDGE_CACHE, GraderPool
+from luffy.pipeline.manifest import hash_file
 from luffy.stages.program import StageContext, StageResult, main
 from luffy.types import Prompt
 
@@ -158,7 +158,7 @@ def _result(
         file: {
             "rows": pq.read_metadata(out / file).num_rows,
             "bytes": (out / file).stat().st_size,
-            "sha256": sha256_of(out / file),
+            "sha256": hash_file(out / file),
         }
         for file in files
     }

@@ -28,7 +28,6 @@ from luffy.data.pass_rates import (
     PassRate,
     card_json,
     sample_card,
-    sample_card_markdown,
     summarise_rates,
     write_pass_rates,
 )
@@ -37,6 +36,7 @@ from luffy.errors import DataError
 from luffy.files import write_atomic
 from luffy.pipeline.identity import Identity, IdentityRecord, read_identity
 from luffy.pipeline.manifest import read_manifest
+from luffy.report.cards import card_markdown, sample_section
 from luffy.rollout.vllm_limits import context_length, read_shape
 from luffy.stages.answers.asker import ResponseProgress, open_asker
 from luffy.stages.answers.clients import Questions, SampleRequest, Suite, as_trace, render_as_ids, sample_key, trace_of
@@ -80,7 +80,7 @@ def run(settings: SampleSettings, context: StageContext) -> StageResult:
     card = sample_card(manifest.node if manifest else "policy", settings.round, config, rates, kept)
     copy_tokenizer(context.inputs["data"] / "tokenizer", out / "tokenizer")
     write_atomic(out / CARD_FILE, card_json(card))
-    write_atomic(out / "card.md", sample_card_markdown(card))
+    write_atomic(out / "card.md", card_markdown(sample_section([card])))
     metrics = {
         "prompts/solved": float(card.kept.prompts),
         "traces/kept": float(card.kept.traces),

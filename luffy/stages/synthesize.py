@@ -31,16 +31,19 @@ from luffy.config.settings import SynthesizeSettings
 from luffy.data.kept_answers import kept_traces
 from luffy.data.overlap import BenchmarkIndex
 from luffy.data.parquet import iterate_prompts
+from luffy.data.pass_rates import card_json
 from luffy.data.row_filters import RowFilter, Rules
 from luffy.data.sources import open_source
 from luffy.data.splits import TRAIN, add_traces, prompts_without_their_traces
-from luffy.data.synthesis_card import SynthesisCard, write_synthesis_card
+from luffy.data.synthesis_card import SynthesisCard
 from luffy.data.templates import load_tokenizer, prompt_lengths, render_prompts, with_opened_thinking
 from luffy.data.tokenizer import adapt_tokenizer
 from luffy.environments.registry import instructions_by_source
 from luffy.environments.trace_replay import EnvironmentReplayer
 from luffy.errors import ConfigError, DataError
+from luffy.files import write_atomic
 from luffy.http_client import missing_key
+from luffy.report.cards import card_markdown, synthesis_section
 from luffy.rollout.text_endpoint import CHAT, TextEndpoint
 from luffy.rollout.vllm_limits import context_length, read_shape
 from luffy.stages.answers.asker import Asker, open_graders
@@ -99,7 +102,8 @@ def run(settings: SynthesizeSettings, context: StageContext) -> StageResult:
         teachers={turn.title: teacher_card(turn, config.teachers[turn.name], written) for turn in turns},
         origins=dict(sorted(written.origins.items())),
     )
-    write_synthesis_card(out, card)
+    write_atomic(out / "card.json", card_json(card))
+    write_atomic(out / "card.md", card_markdown(synthesis_section(card)))
     for store in work.stores.values():
         if store.num_adopted:
             context.events.message(f"reuses {store.num_adopted} answers that earlier stages got")

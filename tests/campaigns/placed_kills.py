@@ -46,7 +46,7 @@ from pydantic import TypeAdapter
 from random_kills import differences, end_orphans, promised, promised_of
 
 from luffy.config import STAGE_KINDS, load_experiment
-from luffy.config.derived import evaluation_of
+from luffy.config.derived import EvaluatedModel, evaluated
 from luffy.data.parquet import read_prompts
 from luffy.errors import EXIT_NO_SPACE, EXIT_OK, EXIT_USER_ERROR, LuffyError
 from luffy.pipeline.events import EVENTS_FILE, EventReader
@@ -574,7 +574,7 @@ def _evaluated(root: Path, log: Path, shim: Shim) -> StageSubject:
     judge = f"kind: judge, url: '{endpoint.url}/v1', model: {_JUDGE}, parallel: {_AT_ONCE}"
     asking = f"execution.server={{concurrency: {_AT_ONCE}}}"
     own = load_experiment(SMOKE, [f"grading.kind={{{judge}}}", asking, "execution.grader_workers=1"])
-    config = evaluation_of(own, "api:org/model", urls=[endpoint.url])
+    config = evaluated(own, EvaluatedModel("api:org/model", urls=(endpoint.url,)))
     experiment = open_experiment(config, Workspace(root))
     make_chain(experiment, shim, log, last="evaluate")
     return subject_of("evaluate", experiment, log, "evaluate_paid", endpoint)

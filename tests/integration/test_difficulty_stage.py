@@ -90,7 +90,9 @@ def test_other_bounds_reuse_the_samples(workspace):
 
 
 def test_a_range_without_prompts_is_one_line_and_exit_code_2(workspace):
-    histogram = json.loads((opened(workspace).plan_node("difficulty").directory / "card.json").read_text())["histogram"]
+    histogram = json.loads((opened(workspace).plan_node("difficulty").directory / "card.json").read_text())["rates"][
+        "histogram"
+    ]
     share = next(int(number) / 8 for number, count in histogram.items() if count == 0)
     empty = opened(workspace, f"difficulty={{min_pass_rate: {share}, max_pass_rate: {share}}}")
     with pytest.raises(StageFailed) as failure:

@@ -11,7 +11,7 @@ from flow_process import run, states
 from real_run import REVERSING, assert_a_kill_loses_no_finished_batch
 
 from luffy.data.parquet import read_prompts
-from luffy.data.pass_rates import read_sample_card
+from luffy.data.pass_rates import SampleCard, read_card
 from luffy.data.templates import encode_traces, load_tokenizer
 from luffy.pipeline.experiment import Experiment
 
@@ -80,7 +80,7 @@ def test_a_comparison_counts_the_responses_and_the_steps_of_every_round(compared
     assert [arm["cost_a_seed"]["optimizer_steps"] for arm in (sft, rounds)] == [4, 2 * 2]
     assert [arm["cost_a_seed"]["rollouts"] for arm in (sft, rounds)] == [0, 2 * PROMPTS * SAMPLES]
     stages = workspace / "runs" / "rounds-1" / "arms" / "expert_iteration-7" / "stages"
-    cards = [read_sample_card(stages / f"sample_{number}" / "card.json").rates for number in (1, 2)]
+    cards = [read_card(stages / f"sample_{number}" / "card.json", SampleCard).rates for number in (1, 2)]
     tokens = sum(round(PROMPTS * SAMPLES * card.mean_tokens) for card in cards)
     assert rounds["cost_a_seed"]["generated_tokens"] == tokens
     assert rounds["cost_a_seed"]["seconds"] > sft["cost_a_seed"]["seconds"]
@@ -111,6 +111,6 @@ def _check_what_was_learned_from(experiment: Experiment) -> None:
         (ids,) = encode_traces(tokenizer, [trace.text])
         assert len(ids) == trace.num_tokens == len(trace.logprobs)
         assert 0 < math.exp(sum(trace.logprobs)) <= 1
-    cards = [read_sample_card(plan.directory / "card.json") for plan in (first, second)]
+    cards = [read_card(plan.directory / "card.json", SampleCard) for plan in (first, second)]
     assert [(card.policy, card.round) for card in cards] == [("base", 1), ("sft_1", 2)]
     assert all(0 < card.kept.traces <= 2 * card.kept.prompts for card in cards)

@@ -8,7 +8,7 @@ import pytest
 from real_run import execute, opened
 
 from luffy.data.parquet import read_prompts
-from luffy.data.pass_rates import read_sample_card
+from luffy.data.pass_rates import SampleCard, read_card
 from luffy.evaluation.sample_files import read_samples_of
 from luffy.pipeline.experiment import Experiment
 from luffy.tracking.metrics import METRICS_FILE, read_metrics, training_rows
@@ -95,7 +95,7 @@ def test_the_policys_own_episodes_become_traces_of_many_turns_that_sft_learns(tm
     ]
     experiment = played(tmp_path, "tools_expert_iteration.yaml", changes)
     (folder,) = (plan.directory for plan in experiment.plan() if plan.node.stage == "sample")
-    card = read_sample_card(folder / "card.json")
+    card = read_card(folder / "card.json", SampleCard)
     traces = [trace for prompt in read_prompts(folder / "sampled.parquet") for trace in prompt.traces]
     assert card.kept.traces == len(traces) > 0
     called = [trace for trace in traces if trace.turns]

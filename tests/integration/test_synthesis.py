@@ -23,8 +23,9 @@ from vllm_serving import NAME, served_by_vllm
 from luffy.cli.main import main
 from luffy.config.data import FileSource
 from luffy.data.parquet import read_prompts
+from luffy.data.pass_rates import read_card
 from luffy.data.sources import open_source
-from luffy.data.synthesis_card import read_synthesis_card
+from luffy.data.synthesis_card import SynthesisCard
 from luffy.data.templates import encode_traces, load_tokenizer, render_prompts
 from luffy.errors import StageFailed
 from luffy.pipeline.experiment import Experiment
@@ -115,7 +116,7 @@ def test_kill_9_pays_no_answer_twice_and_changes_nothing_and_sft_learns_what_cam
     execute(experiment, "synthesize")
     assert finished_manifest(plan.directory).resumed_from == BEFORE_THE_KILL
     assert len(script.given) == len(set(script.given))
-    card = read_synthesis_card(plan.directory / "card.json")
+    card = read_card(plan.directory / "card.json", SynthesisCard)
     assert card.given == card.prompts == 12
     assert len(script.given) == card.teachers["big"].questions > 12
 
@@ -188,7 +189,7 @@ def test_a_real_vllm_server_teaches_as_the_embedded_engine_does(workspace, serve
         experiment = opened(workspace, *changes)
         execute(experiment, "synthesize")
         directory = experiment.plan_node("synthesize").directory
-        teacher = read_synthesis_card(directory / "card.json").teachers[name]
+        teacher = read_card(directory / "card.json", SynthesisCard).teachers[name]
         traces = [t for p in read_prompts(directory / "train.parquet") for t in p.traces if t.author == name]
         texts = [(trace.text, trace.num_tokens) for trace in traces]
         rows[name] = (teacher.outcomes, teacher.prompt_tokens, teacher.num_tokens, texts)

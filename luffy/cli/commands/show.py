@@ -79,29 +79,30 @@ def show(
         raise ConfigError("--prompt and --samples show different things: give one of them")
     if samples is None and any(value is not None for value in (reward, stage)):
         raise ConfigError("--stage and --reward choose among samples: give --samples N, too")
-    if samples is not None:
-        from luffy.api.sample_view import read_range, samples_of  # loads pyarrow
-
-        low, high = read_range(reward or "-inf..")
-        found = samples_of(find_run(where, run), stage, (low, high), samples)
-        for each in found:
-            parts = {"prompt": each.prompt, "response": each.response, "reference": each.reference}
-            texts = (
-                f"  {name}:\n{indent(text, 4 * ' ')}\n" for name, text in parts.items() if text or name != "reference"
-            )
-            say("\n".join((each.heading, "".join(texts))))
-        if len(found) < samples:
-            say(f"{len(found)} samples, there are no more with a reward in [{low:g}, {high:g}]")
-        return EXIT_OK
     record = find_run(where, run)
-    if prompt is not None:
-        from luffy.api.sample_view import HISTORY_HEADER, prompt_history
+    if samples is not None:
+        _show_samples(record, stage, reward or "-inf..", samples)
+    elif prompt is not None:
+        from luffy.api.sample_view import HISTORY_HEADER, prompt_history  # loads pyarrow
 
         whole, rows = prompt_history(record, prompt)
         show_rows(HISTORY_HEADER, rows, f"Responses to {whole}")
-        return EXIT_OK
-    _show_run(record, everything=everything, svg=svg)
+    else:
+        _show_run(record, everything=everything, svg=svg)
     return EXIT_OK
+
+
+def _show_samples(record: RunRecord, stage: str | None, reward: str, number: int) -> None:
+    from luffy.api.sample_view import read_range, samples_of  # loads pyarrow
+
+    low, high = read_range(reward)
+    found = samples_of(record, stage, (low, high), number)
+    for each in found:
+        parts = {"prompt": each.prompt, "response": each.response, "reference": each.reference}
+        shown = {name: indent(text, 4 * " ") for name, text in parts.items() if text or name != "reference"}
+        say("\n".join((each.heading, *(f"  {name}:\n{text}" for name, text in shown.items()), "")))
+    if len(found) < number:
+        say(f"{len(found)} samples, there are no more with a reward in [{low:g}, {high:g}]")
 
 
 def _show_run(record: RunRecord, *, everything: bool, svg: Path | None) -> None:

@@ -24,6 +24,7 @@ from luffy.data.sources import QuarantinedRow, Row
 from luffy.data.sources.column_mapping import columns_of, prompt_from_fields, recognised
 from luffy.errors import DataError
 from luffy.json_text import parse_json
+from luffy.pipeline.manifest import hash_file
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -63,7 +64,7 @@ class FilePrompts:
                 raise DataError(f"data.{purpose}: {file}: extension {file.suffix!r}; use one of {allowed}")
 
     def inputs(self) -> dict[str, str]:
-        return {str(path): sha256_of(path) for path in self._paths}
+        return {str(path): hash_file(path) for path in self._paths}
 
     def rows(self) -> Iterator[Row]:
         where = f"data.{self._purpose}: {self._source.path}"
@@ -163,11 +164,6 @@ def _selected(rows: Iterable[NumberedRow], source: FileSource | HubSource, where
         raise DataError(f"{where}: no row matches only: {dict(source.only)}{named}")
 
 
-def sha256_of(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
 def _jsonl_rows(path: Path, wanted: Sequence[str] | None, required: Sequence[str]) -> Iterator[_Numbered]:
     with path.open("rb") as lines:
         for number, line in enumerate(lines, start=1):
@@ -241,7 +237,7 @@ class HubPrompts:
     def inputs(self) -> dict[str, str]:
         files = [Path(str(file["filename"])) for file in self._dataset.cache_files]
         name = f"{self._source.path}@{self._source.revision}"
-        digests = "".join(sha256_of(file) for file in files)
+        digests = "".join(hash_file(file) for file in files)
         return {name: digests if len(files) == 1 else hashlib.sha256(digests.encode()).hexdigest()}
 
     def rows(self) -> Iterator[Row]:

@@ -11,14 +11,19 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import fmean
+from typing import Annotated
+
+from pydantic import Field, PositiveInt, ValidationError, model_validator
 
 from luffy.config import STAGE_KINDS
 from luffy.config.evaluation import template_label
-from luffy.errors import DataError, LuffyError
-from luffy.evaluation.across_runs.published import PublishedRow, PublishedTable, read_published
-from luffy.evaluation.across_runs.row_names import RowName, Use, flatten, name_row, read_uses, section, tell_apart
-from luffy.evaluation.results import RESULTS_FILE, Cell, EvaluationResults, ResultRow, read_results
-from luffy.evaluation.sample_files import read_samples_of
+from luffy.config.fields import explain
+from luffy.config.shipped import DATA
+from luffy.config.strict import StrictModel
+from luffy.config.yaml_source import read_yaml
+from luffy.errors import ConfigError, DataError, LuffyError
+from luffy.evaluation.across_runs.row_names import RowName, Use, leaves_of, name_row, read_uses, section, tell_apart
+from luffy.evaluation.results import EvaluationResults, ResultRow, read_scores
 from luffy.pipeline.graph import nodes_providing
 from luffy.pipeline.manifest import MANIFEST_FILE, Manifest, read_manifest
 from luffy.pipeline.workspace import Workspace
@@ -34,6 +39,68 @@ _OTHER_VERSION = "written by another version"
 _OWN_TEMPLATE = "own"
 _SYSTEM_PROMPT, _REMOVES = "system_prompt", "remove_system"
 _NOT_SET = ("null", "[]", "{}")
+
+
+Percent = Annotated[float, Field(ge=0.0, le=100.0)]
+
+
+class PublishedBenchmark(StrictModel):
+    """A column of a published table."""
+
+    label: str
+    problems: PositiveInt | None = None
+    """Its number of problems; a suite with another number is a different benchmark. None: any number will do."""
+    suites: tuple[str, ...] = Field(min_length=1)
+    """Names that this benchmark may have among the suites of an experiment."""
+
+
+class PublishedRow(StrictModel):
+    """One model of a published table."""
+
+    name: str
+    accuracies: dict[str, Percent]
+
+
+class PublishedTable(StrictModel):
+    """A table of results from a paper, a file in `data/published/`: reference rows beside those of a workspace, without
+    statistical tests, since their responses are not available."""
+
+    title: str
+    source: str
+    """Its place in the paper, such as a table."""
+    model: str
+    """The model that all rows start from."""
+    protocol: str
+    """How they were evaluated, in words."""
+    benchmarks: dict[str, PublishedBenchmark]
+    rows: tuple[PublishedRow, ...]
+
+    @model_validator(mode="after")
+    def _rows_have_their_benchmarks(self) -> "PublishedTable":
+        for row in self.rows:
+            unknown = sorted(set(row.accuracies) - set(self.benchmarks))
+            if unknown:
+                raise ValueError(f"rows: {row.name} has {unknown[0]!r}, which is not among the benchmarks")
+        return self
+
+    def benchmark_of(self, suite: str, num_problems: int) -> str | None:
+        """The table's benchmark that an evaluated suite is; None where it is none of them."""
+        for name, benchmark in self.benchmarks.items():
+            if suite in benchmark.suites and benchmark.problems in (None, num_problems):
+                return name
+        return None
+
+
+def read_published(files: Sequence[Path] | None = None) -> tuple[PublishedTable, ...]:
+    """The tables in `files`, by default those that ship with the project; ConfigError names file and field."""
+    tables = []
+    for path in sorted((DATA / "published").glob("*.yaml")) if files is None else files:
+        values, origins = read_yaml(path)
+        try:
+            tables.append(PublishedTable.model_validate_json(json.dumps(values)))
+        except ValidationError as error:
+            raise ConfigError(explain(error, PublishedTable, origins, default_where=str(path))) from None
+    return tuple(tables)
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,24 +231,19 @@ def _settings(workspace: Workspace, manifest: Manifest) -> Mapping[str, object]:
 def _read(
     directory: Path, manifest: Manifest, settings: Mapping[str, object], model: str, step: int | None = None
 ) -> Iterator[BoardCell]:
-    results = read_results(directory / RESULTS_FILE)
-    correct: dict[Cell, dict[str, int]] = {}
-    references: dict[Cell, dict[str, str]] = {}
-    for record in read_samples_of(directory):
-        on = record.suite, record.decoding
-        of_cell = correct.setdefault(on, {})
-        of_cell[record.uid] = of_cell.get(record.uid, 0) + record.correct
-        references.setdefault(on, {})[record.uid] = record.ground_truth
+    scores = read_scores(directory)
+    results = scores.results
     for row in results.rows:
         on = row.suite, row.decoding
+        problems = _problems(settings, row.suite, scores.references[on])
         yield BoardCell(
             model=(model, str(section(settings, "evaluation").get("engine")), str(settings.get("dtype"))),
             checkpoint=results.checkpoint if step is None else "rl",
             step=step,
             protocol=_protocol(settings, results, row.decoding),
-            column=Column(row.suite, row.num_problems, row.num_samples, _problems(settings, row.suite, references[on])),
+            column=Column(row.suite, row.num_problems, row.num_samples, problems),
             row=row,
-            correct=correct[on],
+            correct=scores.correct[on],
             evaluation=manifest.key,
             ended=manifest.ended,
         )
@@ -219,8 +281,8 @@ def _protocol(of_stage: Mapping[str, object], results: EvaluationResults, decodi
     evaluation = section(of_stage, "evaluation")
     sampling = section(section(evaluation, "decodings"), decoding)
     shared = {name: value for name, value in evaluation.items() if name not in _APART}
-    settings = flatten(sampling) | flatten(shared)
-    grading = {f"grading.{name}": value for name, value in flatten(of_stage.get("grading")).items()}
+    settings = leaves_of(sampling) | leaves_of(shared)
+    grading = {f"grading.{name}": value for name, value in leaves_of(of_stage.get("grading")).items()}
     if evaluation.get("template", _OWN_TEMPLATE) == _OWN_TEMPLATE:  # the other templates have their own system message
         grading[f"data.{_SYSTEM_PROMPT}"] = json.dumps(of_stage.get(_SYSTEM_PROMPT))
         grading[f"data.{_REMOVES}"] = json.dumps(of_stage.get(_REMOVES, False))

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import cast
 
 from luffy.config import STAGE_KINDS, ExperimentConfig
 from luffy.config.model import model_name
@@ -11,6 +12,8 @@ from luffy.config.stage_kinds import STAGE_ORDER, StageKind
 from luffy.config.strict import run_name
 from luffy.evaluation.results import checkpoint_name
 from luffy.pipeline.graph import kind_of, nodes_providing
+from luffy.pipeline.identity import Json
+from luffy.pipeline.plan import flatten
 from luffy.pipeline.records import RunRecord, list_records
 from luffy.pipeline.workspace import Workspace
 
@@ -101,14 +104,10 @@ def section(values: Mapping[str, object], name: str) -> Mapping[str, object]:
     return value if isinstance(value, Mapping) else {}
 
 
-def flatten(values: object, prefix: str = "") -> dict[str, str]:
-    """The leaves of nested mappings, `rl.optimizer.lr` to their text."""
-    if not isinstance(values, Mapping):
-        return {prefix: values if isinstance(values, str) else json.dumps(values, ensure_ascii=False)}
-    leaves: dict[str, str] = {}
-    for name, value in values.items():
-        leaves |= flatten(value, f"{prefix}.{name}" if prefix else str(name))
-    return leaves
+def leaves_of(values: object) -> dict[str, str]:
+    """The leaves of what a JSON file holds, `rl.optimizer.lr` to their text."""
+    leaves = ((name, value) for name, value in flatten(cast(Json, values)) if value != {})
+    return {name: value if isinstance(value, str) else json.dumps(value, ensure_ascii=False) for name, value in leaves}
 
 
 def _checkpoint(checkpoint: str, config: Mapping[str, object], step: int | None) -> str:
@@ -125,7 +124,7 @@ def _relevant(uses: Sequence[Use]) -> dict[str, str]:
         return {}
     given = {field for maker in _makers(kind) for field in SETTINGS[maker.name].model_fields}
     sections = [name for name in ExperimentConfig.model_fields if name in given]
-    leaves = flatten({name: uses[-1].record.config.get(name) for name in sections})
+    leaves = leaves_of({name: uses[-1].record.config.get(name) for name in sections})
     return {
         name: value
         for name, value in leaves.items()

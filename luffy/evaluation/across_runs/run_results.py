@@ -14,8 +14,8 @@ from statistics import fmean
 
 from luffy.config.many_runs.sweep_design import GridPoint
 from luffy.config.many_runs.sweep_runs import Sweep, SweepRun
-from luffy.data.pass_rates import CARD_FILE, read_sample_card
-from luffy.errors import DataError, LuffyError
+from luffy.data.pass_rates import CARD_FILE, SampleCard, read_card
+from luffy.errors import DataError, LuffyError, first_line
 from luffy.evaluation.results import CheckpointScores, read_scores
 from luffy.files import replacing
 from luffy.pipeline.graph import kind_of
@@ -149,11 +149,6 @@ def arm_results(name: str, point: GridPoint, outcomes: Mapping[int, RunOutcome])
     return ArmResults(name, point, finished, failed)
 
 
-def first_line(error: LuffyError) -> str:
-    """The first line of an error's message; further lines quote a log."""
-    return str(error).partition("\n")[0]
-
-
 def levels(curves: Sequence[Sequence[HeldOutPoint]]) -> tuple[float, ...]:
     """The tenths of accuracy that some seed reached, and that not all had at their first measurement."""
     measured = [curve for curve in curves if curve]
@@ -222,7 +217,7 @@ def _kind(name: str) -> str:
 def _costs(kind: str, directory: Path) -> Costs:
     """What one finished stage of a kind in `_COSTLY` has spent."""
     if kind == "sample":
-        rates, manifest = read_sample_card(directory / CARD_FILE).rates, finished_manifest(directory)
+        rates, manifest = read_card(directory / CARD_FILE, SampleCard).rates, finished_manifest(directory)
         responses = float(rates.prompts * rates.num_samples)
         return Costs(0.0, responses, round(responses * rates.mean_tokens), 0.0, manifest.total_s, None)
     rows = training_rows(read_metrics(directory / METRICS_FILE))

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from luffy.config import ExperimentConfig, load_experiment
-from luffy.config.derived import EvaluatedModel, evaluation, evaluation_of, sweep_of
+from luffy.config.derived import EvaluatedModel, evaluated, evaluation, sweep_of
 from luffy.config.model import ModelConfig
 from luffy.errors import ConfigError
 from luffy.pipeline.graph import build_graph
@@ -23,7 +23,7 @@ def folder(tmp_path: Path) -> Path:
 
 def test_only_the_suites_the_model_and_the_protocol_are_left(folder: Path) -> None:
     config = load_experiment(SMOKE)
-    chosen = evaluation_of(config, str(folder / "model"))
+    chosen = evaluated(config, EvaluatedModel(str(folder / "model")))
     assert [node.name for node in build_graph(chosen)] == ["prepare_data", "base", "evaluate_base", "report"]
     assert (chosen.data.train, chosen.data.corpus, chosen.rl, chosen.objective) == (None, None, None, None)
     kept = [(each.data.suites, each.evaluation, each.grading) for each in (chosen, config)]
@@ -35,17 +35,17 @@ def test_one_model_is_one_evaluation_however_its_experiment_trains_and_however_i
     named = [str(folder), str(folder / "model"), str(folder.parent / "link" / "model")]
     trained = [[], ["method=dapo", "rl.steps=50"], ["sft.epochs=9", "data.train.num_prompts=99"]]
     settings = [
-        [node.settings for node in build_graph(evaluation_of(load_experiment(SMOKE, overrides), model))[:3]]
+        [node.settings for node in build_graph(evaluated(load_experiment(SMOKE, overrides), EvaluatedModel(model)))[:3]]
         for overrides, model in zip(trained, named, strict=True)
     ]
     assert settings[0] == settings[1] == settings[2]
 
 
 def test_a_hub_id_stays_as_it_is_and_may_be_given_a_chat_template_and_servers_of_rl_are_left_out() -> None:
-    chosen = evaluation_of(load_experiment(SMOKE), "Qwen/Qwen2.5-0.5B", "qwen")
+    chosen = evaluated(load_experiment(SMOKE), EvaluatedModel("Qwen/Qwen2.5-0.5B", chat_template="qwen"))
     assert (chosen.model.path, chosen.model.chat_template) == ("Qwen/Qwen2.5-0.5B", "qwen")
     servers = ["rl.engine=openai", "execution.server.urls=[http://one:8000]"]
-    assert evaluation_of(load_experiment(SMOKE, servers), "some/model").execution.server.urls == ()
+    assert evaluated(load_experiment(SMOKE, servers), EvaluatedModel("some/model")).execution.server.urls == ()
 
 
 def test_a_sweep_ends_its_chain_and_changes_no_stage_before_it() -> None:
@@ -72,16 +72,16 @@ def test_a_sweep_that_cannot_be_is_refused(overrides: list[str], steps: tuple[in
 
 def test_a_folder_without_a_model_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"has no config.json; give a Hugging Face model folder"):
-        evaluation_of(load_experiment(SMOKE), str(tmp_path))
+        evaluated(load_experiment(SMOKE), EvaluatedModel(str(tmp_path)))
     (tmp_path / "notes.txt").touch()
     with pytest.raises(ConfigError, match=r"notes.txt is a file; give a Hugging Face model folder, a .gguf file or"):
-        evaluation_of(load_experiment(SMOKE), str(tmp_path / "notes.txt"))
+        evaluated(load_experiment(SMOKE), EvaluatedModel(str(tmp_path / "notes.txt")))
 
 
 @pytest.mark.parametrize("model", ["exported", "./exported", "../a", "/models/none", "~/models/none", "runs/a/model"])
 def test_a_path_that_leads_nowhere_is_not_taken_for_a_hub_id(model: str) -> None:
     with pytest.raises(ConfigError, match=f"--model: {re.escape(model)}: no such folder; relative paths start at /"):
-        evaluation_of(load_experiment(SMOKE), model)
+        evaluated(load_experiment(SMOKE), EvaluatedModel(model))
 
 
 def test_a_protocol_that_cannot_be_followed_is_one_line():
@@ -89,7 +89,7 @@ def test_a_protocol_that_cannot_be_followed_is_one_line():
     servers = config.evaluation.model_copy(update={"engine": "openai"})
     config = config.model_copy(update={"evaluation": servers})
     with pytest.raises(ConfigError, match=r"execution\.server\.urls: missing") as caught:
-        evaluation_of(config, "some/model")
+        evaluated(config, EvaluatedModel("some/model"))
     assert "\n" not in str(caught.value)
 
 
@@ -97,15 +97,15 @@ def test_the_experiments_own_model_keeps_the_context_that_it_gives_it(folder):
     config = load_experiment(SMOKE)
     own = ModelConfig(path=str(folder / "model"), rope_theta=40000, max_position_embeddings=99)
     config = config.model_copy(update={"model": own})
-    assert evaluation_of(config, str(folder / "model")).model.max_position_embeddings == 99
+    assert evaluated(config, EvaluatedModel(str(folder / "model"))).model.max_position_embeddings == 99
     on_the_hub = config.model_copy(update={"model": own.model_copy(update={"path": "some/model"})})
-    assert evaluation_of(on_the_hub, "some/model").model.max_position_embeddings == 99
+    assert evaluated(on_the_hub, EvaluatedModel("some/model")).model.max_position_embeddings == 99
 
 
 def test_another_model_is_evaluated_where_the_experiments_own_is_missing(folder):
     config = load_experiment(SMOKE)
     config = config.model_copy(update={"model": ModelConfig(path="/models/none")})
-    assert evaluation_of(config, str(folder)).model.path == str(folder / "model")
+    assert evaluated(config, EvaluatedModel(str(folder))).model.path == str(folder / "model")
 
 
 def alone(model: str, *suites: str, config: str | None = None, overrides: tuple[str, ...] = ()) -> ExperimentConfig:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from luffy.config import load_experiment
-from luffy.config.derived import EvaluatedModel, evaluated, evaluation_of
+from luffy.config.derived import EvaluatedModel, evaluated
 from luffy.config.sandbox import SandboxConfig
 from luffy.errors import ConfigError
 
@@ -365,7 +365,7 @@ def test_what_lies_beside_a_refusal_is_accepted(file: Path, overrides: list[str]
 )
 def test_a_model_to_evaluate_that_does_not_fit_is_one_line(model: str, named: dict, message: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        evaluation_of(load_experiment(SMOKE), model, **{"urls": (URL,), **named})
+        evaluated(load_experiment(SMOKE), EvaluatedModel(model, **{"urls": (URL,), **named}))
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from luffy.config import load_experiment
-from luffy.config.derived import evaluation_of
+from luffy.config.derived import EvaluatedModel, evaluated
 from luffy.config.evaluation import DECODING, TEMPLATES, EvaluationConfig
 from luffy.config.experiment import ExperimentConfig
 from luffy.config.grading import AnyGrader, ChoiceGrader, GradingConfig, MathGrader, StrictMathGrader
@@ -297,7 +297,7 @@ def test_names_lead_to_graders() -> None:
 
 
 def of_api(*overrides: str, model: str = "api:m", urls: tuple[str, ...] = (URL,), **request: str) -> ExperimentConfig:
-    return evaluation_of(load_experiment(SMOKE, overrides), model, urls=urls, request=request)
+    return evaluated(load_experiment(SMOKE, overrides), EvaluatedModel(model, urls=urls, request=request))
 
 
 def test_any_experiments_protocol_is_that_of_a_model_behind_a_url() -> None:

@@ -7,10 +7,10 @@ import pytest
 
 from luffy.config.answers import DifficultyConfig
 from luffy.data.pass_rates import (
+    DifficultyCard,
     Fit,
     PassRate,
     card_json,
-    card_markdown,
     difficulty_card,
     fit_of,
     read_card,
@@ -59,23 +59,13 @@ def test_pass_rates_have_one_row_per_prompt(tmp_path):
 def test_the_card_counts_everything_once(tmp_path):
     found = card()
     assert found.fits == {"kept": 2, "too_hard": 1, "too_easy": 1}
-    assert found.histogram == {"0": 1, "1": 1, "2": 0, "3": 1, "4": 1}
-    assert (found.mean_pass_rate, found.ever_solved_share) == (0.5, 0.75)
-    assert (found.mean_tokens, found.truncated_share) == (3.0, 0.125)
-    assert {name: count for name, count in found.outcomes.items() if count} == {
+    assert found.rates.histogram == {"0": 1, "1": 1, "2": 0, "3": 1, "4": 1}
+    assert (found.rates.mean_pass_rate, found.rates.ever_solved_share) == (0.5, 0.75)
+    assert (found.rates.mean_tokens, found.rates.truncated_share) == (3.0, 0.125)
+    assert {name: count for name, count in found.rates.outcomes.items() if count} == {
         "correct": 8, "wrong": 6, "no_answer": 1, "unparsable": 1,
     }  # fmt: skip
     assert found.sources["sums"] == {"prompts": 3, "kept": 1, "mean_pass_rate": pytest.approx(5 / 12)}
     (tmp_path / "card.json").write_text(card_json(found))
-    assert read_card(tmp_path / "card.json") == found
+    assert read_card(tmp_path / "card.json", DifficultyCard) == found
     assert json.loads(card_json(found))["policy"] == "base"
-
-
-def test_the_markdown_card_shows_what_is_left_out_and_why():
-    text = card_markdown(card())
-    assert "2 of 4 training prompts stay for RL, with pass rates from 0.25 to 0.75; 1 are too hard, 1 too easy." in text
-    assert "| 0 of 4 | 1 | 25.0 | too hard |" in text
-    assert "| 3 of 4 | 1 | 25.0 |  |" in text
-    assert "| 4 of 4 | 1 | 25.0 | too easy |" in text
-    assert "| (unnamed) | 1 | 1 | 0.750 |" in text
-    assert "Responses: 8 correct, 6 wrong, 1 no answer, 1 unparsable." in text

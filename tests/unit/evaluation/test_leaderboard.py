@@ -10,8 +10,7 @@ from synthetic.evaluated_workspace import Verdict, first, write_evaluation, writ
 
 from luffy.cli.main import main
 from luffy.errors import ConfigError
-from luffy.evaluation.across_runs.board import Board, read_board
-from luffy.evaluation.across_runs.published import read_published
+from luffy.evaluation.across_runs.board import Board, read_board, read_published
 from luffy.pipeline.manifest import collect_outputs, finished_manifest, write_manifest
 from luffy.pipeline.workspace import Workspace
 from luffy.report.leaderboard_page import accuracy_table, leaderboard_page

@@ -14,10 +14,11 @@ from luffy.pipeline.graph import build_graph
 from luffy.pipeline.identity import FRAME, PACKAGE, code_identity
 
 SMOKE = Path(__file__).parents[3] / "exp_configs" / "smoke.yaml"
-NOT_THE_RESULT = {
-    "evaluate": ("report", "config/many_runs", "evaluation"),  # summary.html, which no stage reads
-    "sweep": ("report", "config/many_runs", "evaluation"),
-}
+NOT_THE_RESULT = dict.fromkeys(
+    # summary.html or card.md, which no stage reads
+    ("evaluate", "sweep", "synthesize", "difficulty", "sample"),
+    ("report", "config/many_runs", "evaluation", "tracking"),
+)
 """Rooms that a program imports and that change none of its numbers."""
 VALIDATION = "stages/held_out.py"
 """Counts only where a stage validates."""

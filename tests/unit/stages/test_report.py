@@ -16,9 +16,10 @@ from luffy.config import ExperimentConfig, load_experiment
 from luffy.config.answers import DifficultyConfig, SampleConfig
 from luffy.config.settings import ReportSettings
 from luffy.data.pass_rates import KeptCount, PassRate, card_json, difficulty_card, fit_of, sample_card, summarise_rates
-from luffy.data.synthesis_card import SynthesisCard, TeacherCard, write_synthesis_card
+from luffy.data.synthesis_card import SynthesisCard, TeacherCard
 from luffy.errors import LuffyError
 from luffy.pipeline.manifest import finished_manifest, write_manifest
+from luffy.report.cards import card_markdown, difficulty_section, synthesis_section
 from luffy.report.chain_page import chain_page, difference_table, read_chain
 from luffy.report.page import html
 from luffy.stages.report import run
@@ -250,11 +251,15 @@ def test_an_unfinished_input_is_named(chain, tmp_path):
         report((chain[0], {**chain[1], "sft": unfinished}), tmp_path / "out")
 
 
+def tables(markdown):
+    return [line for line in markdown.splitlines() if line.startswith("|")]
+
+
 def test_which_prompts_rl_was_given_is_shown_where_the_chain_has_chosen_them(chain, written, tmp_path):
     config, inputs = chain
     asked = DifficultyConfig(num_samples=4, temperature=1.0, max_response_tokens=8, engine="transformers")
     rates = [PassRate(f"p{i}", {"correct": i, "wrong": 4 - i}, num_tokens=20, num_truncated=i) for i in range(5)]
-    card = difficulty_card(asked, rates, [fit_of(rate, asked) for rate in rates], ["sums"] * 5)
+    card = difficulty_card(asked, rates, [fit_of(rate, asked) for rate in rates], ["sums"] * 4 + [""])
     measured = tmp_path / "difficulty"
     measured.mkdir()
     (measured / "card.json").write_text(card_json(card))
@@ -263,9 +268,12 @@ def test_which_prompts_rl_was_given_is_shown_where_the_chain_has_chosen_them(cha
     write_manifest(measured, manifest.model_copy(update=renamed))
     choosing = ExperimentConfig.model_validate({**config.model_dump(), "difficulty": {"num_samples": 4}})
     html, markdown = report((choosing, {**inputs, "difficulty": measured}), tmp_path / "out")
-    assert "| base | 4 a prompt | 0 to 0.9 | 4 of 5 | 0 of 5 | 1 of 5 | 50.0 | 50.0 |" in markdown
+    asked = "base | 4 a prompt, temperature 1, at most 8 tokens | 50.0 | 80.0 | 5.0 | 50.0 | correct 10, wrong 10"
+    assert f"| {asked} | 0 to 0.9 | 4 of 5 | 0 of 5 | 1 of 5 |" in markdown
     assert "| correct of 4 | 0 | 1 | 2 | 3 | 4 |" in markdown
     assert "| prompts | 1 | 1 | 1 | 1 | 1 |" in markdown
+    assert "| sums | 4 | 4 | 37.5 |" in markdown and "| (unnamed) | 1 | 0 | 100.0 |" in markdown
+    assert {*tables(card_markdown(difficulty_section(card)))} <= {*tables(markdown)}
     assert "Difficulty" in html and "4 of 5" in html
     stages = re.findall(r"^\| (base|difficulty|sft) \|", markdown.partition("## Provenance")[2], re.MULTILINE)
     assert stages == ["base", "difficulty", "sft"]
@@ -293,13 +301,16 @@ def test_what_teachers_answered_is_in_the_report(chain, written, tmp_path):
     )  # fmt: skip
     taught = tmp_path / "synthesize"
     taught.mkdir()
-    write_synthesis_card(taught, card)
+    (taught / "card.json").write_text(card_json(card))
     manifest = finished_manifest(inputs["base"])
     write_manifest(taught, manifest.model_copy(update={"node": "synthesize", "stage": "synthesize", "outputs": ()}))
     section = {"teachers": {"big": {"path": "org/big", "max_response_tokens": 64}}}
     teaching = ExperimentConfig.model_validate({**config.model_dump(), "synthesize": section})
     html, markdown = report((teaching, {**inputs, "synthesize": taught}), tmp_path / "out")
-    assert "| big | org/big | 12 | 18 | 50.0 | 7 | 6 | 3,000 | 1.25 | 4 |" in markdown
+    decoding, outcomes = "temperature 1, top_p 1, at most 64 tokens", "correct 9, failed 2, wrong 9"
+    counts = f"12 | 20 | 18 | 50.0 | 7 | {outcomes} | – | 6 | 0 | 1,000 | 2,000 | 1.2500 | 4"
+    assert f"| big | org/big | {decoding} | {counts} |" in markdown
+    assert {*tables(card_markdown(synthesis_section(card)))} <= {*tables(markdown)}
     assert "traces that teachers wrote" in html
     assert not any("teachers wrote" in text for text in written)
 
@@ -327,8 +338,11 @@ def test_rounds_of_expert_iteration_have_their_numbers_and_what_they_sampled(cha
         results = folders[f"evaluate_sft_{number}"] / "results.json"
         results.write_text(results.read_text().replace(f'"{trained}"', f'"sft_{number}"'))
     html, markdown = report((config, folders), tmp_path / "out")
-    assert "| 1 | base | 4 a prompt | 50.0 | 4 of 5 | 1,234 | 10.5 | 50.0 |" in markdown
-    assert "| 2 | SFT 1 | 4 a prompt | 50.0 | 5 of 5 | 1,234 | 10.5 | 50.0 |" in markdown
+    asked = "4 a prompt, temperature 1, at most 8 tokens | 50.0 | 80.0 | 5.0 | 50.0 | correct 10, wrong 10"
+    for number, name in ((1, "base"), (2, "SFT 1")):
+        kept = f"first, at most 1 a prompt | {3 + number} of 5 | 1,234 | 7 | 10.5"
+        assert f"| {number} | {name} | {asked} | {kept} |" in markdown
+        assert f"| {number} | 1 | 1 | 1 | 1 | 1 |" in markdown
     assert "base → SFT 1 → SFT 2" in html and "Supervised fine-tuning 2" in html
     stages = re.findall(r"^\| (base|s\w+_\d) \|", markdown.partition("## Provenance")[2], re.MULTILINE)
     assert stages == ["base", "sample_1", "sft_1", "sample_2", "sft_2"]

@@ -22,7 +22,7 @@ from luffy.config.environment import GuessNumberEnvironment
 from luffy.config.grading import GradingConfig
 from luffy.config.settings import SampleSettings
 from luffy.data.parquet import read_prompts, write_prompts
-from luffy.data.pass_rates import read_sample_card
+from luffy.data.pass_rates import SampleCard, read_card
 from luffy.data.templates import decode
 from luffy.errors import DataError
 from luffy.rollout.engine import Completion, RolloutRequest, SamplingParams
@@ -77,7 +77,7 @@ def test_the_answers_that_are_kept_say_who_wrote_them_and_how(tmp_path, inputs, 
         assert dataclasses.replace(prompt, traces=original[prompt.uid].traces) == original[prompt.uid]
     rows = pq.read_table(tmp_path / "out" / "pass_rates.parquet").to_pylist()
     assert (len(rows), "fit" in rows[0], rows[0]["num_correct"]) == (6, False, 0)
-    card = read_sample_card(tmp_path / "out" / "card.json")
+    card = read_card(tmp_path / "out" / "card.json", SampleCard)
     assert (card.kept.prompts, card.kept.traces, card.kept.with_logprobs, card.rates.prompts) == (5, 10, 10, 6)
     assert (len(engine.requests), engine.closed, result.metrics["traces/kept"]) == (24, True, 10)
     assert all((tmp_path / "out" / output).exists() for output in result.outputs)

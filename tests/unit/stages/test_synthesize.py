@@ -23,7 +23,8 @@ from luffy.config.execution import ExecutionConfig, ServerConfig
 from luffy.config.grading import GradingConfig
 from luffy.config.settings import SynthesizeSettings
 from luffy.data.parquet import read_prompts, write_prompts
-from luffy.data.synthesis_card import SynthesisCard, read_synthesis_card
+from luffy.data.pass_rates import read_card
+from luffy.data.synthesis_card import SynthesisCard
 from luffy.errors import ConfigError, DataError, LostError
 from luffy.pipeline.resources import find_resources
 from luffy.rollout.engine import Completion
@@ -137,7 +138,7 @@ def traces_in(out: Path, name: str = "train") -> dict[str, list[str]]:
 
 
 def card_in(out: Path) -> SynthesisCard:
-    return read_synthesis_card(out / "card.json")
+    return read_card(out / "card.json", SynthesisCard)
 
 
 def test_prompts_without_traces_get_those_of_correct_answers_and_every_later_reader_finds_its_file(tmp_path, bench):
@@ -379,7 +380,7 @@ def test_rewriting_keeps_what_the_policy_solves_then_shows_it_the_trace_and_the_
     assert result.metrics["traces/rewritten"] == 1
     counts = {name: (each.questions, each.traces) for name, each in card.teachers.items()}
     assert counts == {"policy": (7, 1), "policy, rewriting": (3, 1)}
-    assert "Traces after rewriting: 1 expert, 1 own, 1 rewritten." in (tmp_path / "o" / "card.md").read_text()
+    assert "Traces after rewriting: expert 1, own 1, rewritten 1." in (tmp_path / "o" / "card.md").read_text()
 
 
 def test_a_rewritten_trace_is_learned_without_the_trace_in_its_prompt(tmp_path, bench, experts):
