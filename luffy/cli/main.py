@@ -15,7 +15,7 @@ from luffy.cli.commands.doctor import doctor
 from luffy.cli.commands.export import export
 from luffy.cli.commands.gc import gc
 from luffy.cli.commands.rescore import diff, rescore
-from luffy.cli.commands.run import bench, evaluate, run
+from luffy.cli.commands.run import bench, evaluate, plan, run
 from luffy.cli.commands.serve import serve, serve_engine
 from luffy.cli.commands.show import show
 from luffy.cli.commands.study import study
@@ -25,10 +25,10 @@ from luffy.errors import EXIT_FAILURE, EXIT_INTERRUPTED, EXIT_USER_ERROR, LuffyE
 
 _NAME = "luffy"
 _GROUPS: dict[str, tuple[Callable[..., int], ...]] = {
-    "Experiments": (run, bench, config, evaluate, compare, study, serve, serve_engine, doctor),
+    "Experiments": (run, plan, bench, config, evaluate, compare, study, serve, serve_engine, doctor),
     "Results": (show, diff, rescore, export, gc),
 }
-_TAKE_FIELDS = (run, bench, config, evaluate)
+_TAKE_FIELDS = (run, plan, bench, config, evaluate)
 _GONE = {
     "watch": "Prefect's UI lists the runs, luffy show RUN their state",
     "eval": "luffy evaluate CONFIG --model MODEL plays an experiment's environment with any model",
@@ -37,7 +37,6 @@ _GONE = {
     "export-traces": "luffy export RUN FILE.parquet writes the traces of a run",
     "grid": "luffy compare runs grids, too",
     "leaderboard": "luffy show --leaderboard prints and writes it",
-    "plan": "luffy run CONFIG --dry-run prints the plan, luffy compare CONFIG --dry-run that of many runs",
     "prepare": "luffy run CONFIG --only prepare_data makes the data alone",
     "runs": "luffy show lists the runs and results of a workspace",
 }

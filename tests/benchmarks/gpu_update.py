@@ -1,4 +1,4 @@
-"""One GPU: time, MFU, peak memory and kernels of a policy update in bfloat16, by layout, and what `--dry-run` says.
+"""One GPU: time, MFU, peak memory and kernels of a policy update in bfloat16, by layout, and what `luffy plan` says.
 
 Run: python tests/benchmarks/gpu_update.py [SHAPE or SHAPE/LAYOUT ...]     (0.5B, 1.5B, 7B-lora; `tiny` runs on a CPU)
      python tests/benchmarks/gpu_update.py "0.5B/packed" "0.5B/packed, compiled"

@@ -33,8 +33,8 @@ from luffy.pipeline.workspace import RUN_FILE
 SEEDS = (1, 2)
 COMMANDS = {
     "`luffy show`": ("show",),
-    "`luffy run --dry-run` (all reused)": ("run", "smoke", "seed=1", "--dry-run"),
-    "`luffy run --dry-run` (nothing there)": ("run", "smoke", "seed=3", "--dry-run"),
+    "`luffy plan` (all reused)": ("plan", "smoke", "seed=1"),
+    "`luffy plan` (nothing there)": ("plan", "smoke", "seed=3"),
     "`luffy gc`": ("gc",),
     "`luffy gc --keep-runs 1`": ("gc", "--keep-runs", "1"),
     "`luffy show --leaderboard`": ("show", "--leaderboard"),

@@ -81,7 +81,7 @@ def weights(workspace: Path) -> bytes:
 
 
 def places(text: str) -> dict[str, set[str]]:
-    """What `--dry-run` says about each machine."""
+    """What `luffy plan` says about each machine."""
     rows = re.findall(r"^ *(alpha|beta) \([\d.]+\) +0 +\d+ +(.*?) *$", text, re.MULTILINE)
     return {machine: set(filter(None, processes.split(", "))) for machine, processes in rows}
 
@@ -90,7 +90,7 @@ def test_ranks_on_one_machine_and_engines_on_the_other(machines, reference):
     """Weights through the object store, whose parts are on both."""
     workspace = another(reference, "apart")
     ray = f'{{address: "{machines.address}", trainer_ranks: 2, engines: 2, {TIMES}}}'
-    plan = machines.alpha.run(*command("run", workspace, ray), "--dry-run")
+    plan = machines.alpha.run(*command("plan", workspace, ray))
     assert plan.returncode == 0, plan.stderr
     ranks, engines = ({f"{name} {i}" for i in range(2)} for name in ("trainer rank", "engine"))
     assert sorted(places(plan.stdout).values(), key=max) == [engines, ranks], plan.stdout
@@ -137,10 +137,10 @@ def test_the_loss_of_a_machine_is_named_and_the_same_command_goes_on_when_it_is_
 
 
 def test_a_slurm_job_of_two_nodes_runs_in_one_cluster(tmp_path):
-    """`luffy run` is replaced by its dry run, which says what it finds there."""
+    """`luffy run` is replaced by `luffy plan`, which says what it finds there."""
     seen = tmp_path / "seen"
     seen.mkdir()
-    plan = f'#!/bin/sh\nshift\nexec {LUFFY} run "$@" --dry-run --workspace {tmp_path}/workspace\n'
+    plan = f'#!/bin/sh\nshift\nexec {LUFFY} plan "$@" --workspace {tmp_path}/workspace\n'
     for name, text in (("srun", SRUN), ("luffy", plan)):
         (seen / name).write_text(text)
         (seen / name).chmod(0o755)

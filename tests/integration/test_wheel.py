@@ -69,10 +69,10 @@ def test_the_installed_package_is_the_one_that_runs(installed, tmp_path):
 
 
 def test_shipped_experiments_presets_recipes_and_samples_are_found(installed, tmp_path):
-    plan = run(installed, tmp_path, "luffy", "run", "arithmetic", "method=dapo", "--dry-run")
+    plan = run(installed, tmp_path, "luffy", "plan", "arithmetic", "method=dapo")
     assert plan.returncode == 0, plan.stderr
     assert plan.stdout.count("first run") == 8
-    assert run(installed, tmp_path, "luffy", "run", "own_data", "--dry-run").returncode == 0
+    assert run(installed, tmp_path, "luffy", "plan", "own_data").returncode == 0
     recipes = run(installed, tmp_path, "luffy", "config", "luffy_qwen2.5_math_7b", "--given")
     assert recipes.returncode == 0, recipes.stderr
     assert "# data/benchmarks/aime24.yaml:" in recipes.stdout
@@ -84,5 +84,5 @@ def test_an_experiment_runs_from_any_folder_and_is_found_again(installed, tmp_pa
     result = run(installed, tmp_path, "luffy", "run", *short)
     assert result.returncode == 0, result.stderr
     assert f"report: {tmp_path}/workspace/runs/smoke-1/report.html" in result.stdout.splitlines()
-    again = run(installed, tmp_path, "luffy", "run", *short, "--dry-run")
+    again = run(installed, tmp_path, "luffy", "plan", *short)
     assert len(re.findall(r"^\w+ +\w{16} +reused", again.stdout, re.MULTILINE)) == 4, again.stdout

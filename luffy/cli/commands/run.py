@@ -1,4 +1,4 @@
-"""`luffy run`, `luffy bench` and `luffy evaluate`: one experiment, its cost, or its models."""
+"""`luffy run`, `luffy plan`, `luffy bench` and `luffy evaluate`: one experiment, its plan, its cost, or its models."""
 
 from functools import partial
 from typing import Annotated
@@ -18,9 +18,10 @@ from luffy.cli.options import (
     WorkspaceFolder,
     config_argument,
 )
-from luffy.cli.planning import check, plans_of, show_plan
+from luffy.cli.planning import check, plans_of, show_plan, show_sweep_plan
 from luffy.config import load_experiment
 from luffy.config.derived import EvaluatedModel, evaluation
+from luffy.config.many_runs.sweep_runs import kind_of_file, load_sweep
 from luffy.config.yaml_source import parse_scalar
 from luffy.errors import EXIT_FAILURE, EXIT_OK, ConfigError
 from luffy.flows.launch import launch
@@ -59,8 +60,7 @@ def run(
 ) -> int:
     """Run an experiment from its data to its report.
 
-    Finished stages are reused and an interrupted one resumes: repeat the command to continue. --dry-run says what it
-    would do with each stage, and why.
+    Finished stages are reused and an interrupted one resumes: repeat the command to continue.
     """
     where, experiment = find_workspace(workspace), load_experiment(config, overrides or ())
     nodes = build_graph(experiment)
@@ -75,6 +75,22 @@ def run(
     parameters |= {"only": only, "force": force, "adopt": adopt}
     plans = partial(plans_of, experiment, where, verify=verify)
     return launch("luffy.flows.full_pipeline:full_pipeline", parameters, where, plans, debug=debug)
+
+
+def plan(
+    config: Config,
+    overrides: Overrides = None,
+    verify: Verify = False,
+    workspace: WorkspaceFolder = None,
+    debug: Debug = False,
+) -> int:
+    """What a run would do with each stage, and why; also of a comparison or a grid."""
+    where = find_workspace(workspace)
+    if kind_of_file(config) in ("comparison", "grid"):
+        show_sweep_plan(load_sweep(config, overrides or ()), where, verify=verify)
+    else:
+        show_plan(load_experiment(config, overrides or ()), where, verify=verify)
+    return EXIT_OK
 
 
 def bench(

@@ -23,14 +23,14 @@ def surroundings(request, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("options", [[], ["--verify"]])
 def test_plan_prints_a_line_a_stage_and_overrides_may_stand_after_options(capsys, options):
-    assert command.main(["run", "exp_configs/smoke.yaml", "--dry-run", *options, "chain=sft"]) == 0
+    assert command.main(["plan", "exp_configs/smoke.yaml", *options, "chain=sft"]) == 0
     out = capsys.readouterr().out
     assert out.count("first run") == 6
     assert "evaluate_rl" not in out
 
 
 def test_the_plan_of_a_tuned_comparison_has_its_tuning_runs_and_says_how_many_follow(capsys):
-    assert command.main(["compare", "compare_tuned", "seeds=[11, 12]", "--dry-run"]) == 0
+    assert command.main(["plan", "compare_tuned", "seeds=[11, 12]"]) == 0
     out = capsys.readouterr().out
     assert "18 runs for tuning, then 12 with the chosen values" in out
     stages = re.findall(r"(\w+) +[0-9a-f]{16} +run", out)
@@ -41,7 +41,7 @@ def test_the_plan_of_a_tuned_comparison_has_its_tuning_runs_and_says_how_many_fo
 
 
 def test_a_grid_is_planned_and_not_run_as_an_experiment(capsys):
-    assert command.main(["compare", "grid_sft_size", "--dry-run"]) == 0
+    assert command.main(["plan", "grid_sft_size"]) == 0
     assert capsys.readouterr().out.count(" sft ") == 4 * 3
     around = ["compare", "smoke", "chain=sft", "method=sft", "--over", "sft.num_traces=[4, 8]", "--seed", "1"]
     assert command.main([*around, "--dry-run"]) == 0
@@ -65,12 +65,11 @@ def test_a_file_of_many_runs_is_not_taken_for_an_experiment(capsys, task, name, 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["run", "none.yaml"], "none.yaml: no such file"),
-        (["run", "smoke", "rl.stepz=3"], "rl.stepz: unknown key; did you mean 'steps'?"),
-        (["run", "smoke", "rl.steps=many"], "rl.steps: must be a whole number, found 'many'"),
-        (["run", "rl.steps=4", "smoke"], "the experiment comes first, then its overrides: CONFIG rl.steps=4"),
-        (["run"], "Missing argument 'CONFIG'. (luffy run --help)"),
-        (["plan", "smoke"], "luffy plan is gone; luffy run CONFIG --dry-run prints the plan, luffy compare CONFIG"),
+        (["plan", "none.yaml"], "none.yaml: no such file"),
+        (["plan", "smoke", "rl.stepz=3"], "rl.stepz: unknown key; did you mean 'steps'?"),
+        (["plan", "smoke", "rl.steps=many"], "rl.steps: must be a whole number, found 'many'"),
+        (["plan", "rl.steps=4", "smoke"], "the experiment comes first, then its overrides: CONFIG rl.steps=4"),
+        (["plan"], "Missing argument 'CONFIG'. (luffy plan --help)"),
         (["show", "one", "--leaderboard"], "--leaderboard ranks the whole workspace: leave out one"),
         (["show", "--samples", "3"], "RUN: missing; luffy show lists the runs"),
         (["export", "one", "traces.parquet", "--step", "3"], "--step: is for a policy; traces.parquet gets data"),
@@ -106,7 +105,7 @@ def test_a_full_disk_is_one_line_and_exit_code_2(capsys, monkeypatch):
         raise OSError(errno.ENOSPC, "No space left on device", "runs/smoke-1/run.json")
 
     monkeypatch.setattr(planning, "open_experiment", full)
-    assert command.main(["run", "exp_configs/smoke.yaml", "--dry-run"]) == 2
+    assert command.main(["plan", "exp_configs/smoke.yaml"]) == 2
     assert capsys.readouterr().err.startswith("error: runs/smoke-1/run.json: no space left; free space (luffy gc lists")
 
 
@@ -142,7 +141,7 @@ OWN_DATA = ["data.train={kind: file, path: data/samples/shop_train.jsonl}"] + [
 
 
 def test_a_ray_plan_says_first_what_each_gpu_would_hold(capsys):
-    assert command.main(["run", SEVEN_B, *OWN_DATA, "--dry-run"]) == 0
+    assert command.main(["plan", SEVEN_B, *OWN_DATA]) == 0
     out = capsys.readouterr().out
     lines = [" ".join(line.split()) for line in out.splitlines()]
     assert "shared GPU in an update (x 8), estimate in GiB" in lines
@@ -152,13 +151,13 @@ def test_a_ray_plan_says_first_what_each_gpu_would_hold(capsys):
 
 
 def test_what_all_arms_of_a_comparison_need_is_said_once(capsys):
-    assert command.main(["compare", "compare_qwen2.5_math_7b", "--dry-run"]) == 0
+    assert command.main(["plan", "compare_qwen2.5_math_7b"]) == 0
     out = capsys.readouterr().out
     assert out.count("GPU in SFT (x 8), estimate in GiB") == out.count("GPUs needed") == 1
 
 
 def test_what_cannot_fit_is_shown_and_refused(capsys):
-    assert command.main(["run", SEVEN_B, *OWN_DATA, "execution.gradient_checkpointing=false", "--dry-run"]) == 2
+    assert command.main(["plan", SEVEN_B, *OWN_DATA, "execution.gradient_checkpointing=false"]) == 2
     captured = capsys.readouterr()
     assert re.search(r"total +\d+\.\d +of 79\.0: does not fit", captured.out)
     (complaint,) = captured.err.splitlines()
@@ -172,7 +171,7 @@ def test_a_plan_shows_how_long_the_most_similar_finished_result_took(tmp_path, c
         for name in ("prepare_data", "base", "sft"):
             finish(experiment, name)
         similar = finish(experiment, "rl")
-    assert command.main(["run", "smoke", "rl.optimizer.lr=1e-5", "--dry-run"]) == 0
+    assert command.main(["plan", "smoke", "rl.optimizer.lr=1e-5"]) == 0
     out = capsys.readouterr().out
     assert re.search(r"^rl .* 1m00s .*lr ", out, re.MULTILINE)
     assert f"most similar finished result of this experiment (rl {similar.identity.key})" in " ".join(out.split())

@@ -106,7 +106,7 @@ def test_a_gpu_that_is_not_there_or_named_twice_is_refused_in_one_line(machine, 
     with pytest.raises(ConfigError, match=said) as caught, own_gpus(1):
         pass
     assert "\n" not in str(caught.value)
-    assert main(["run", "smoke", "--dry-run"]) == 2
+    assert main(["plan", "smoke"]) == 2
 
 
 @pytest.mark.parametrize("visible", ["", "-1", "NoDevFiles"])
@@ -114,7 +114,7 @@ def test_a_plan_says_that_the_gpus_of_the_machine_are_hidden(machine, monkeypatc
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     with own_gpus(1) as shown:
         assert shown == {}
-    assert main(["run", "smoke", "--dry-run", "--workspace", str(machine)]) == 0
+    assert main(["plan", "smoke", "--workspace", str(machine)]) == 0
     assert "CUDA_VISIBLE_DEVICES hides the GPUs of this machine" in capsys.readouterr().out
 
 

@@ -118,7 +118,7 @@ def test_only_runs_that_start_ray_need_a_short_temporary_folder(monkeypatch, tmp
 
 def test_a_plan_refuses_it_in_one_line(monkeypatch, capsys, tmp_path):
     monkeypatch.setenv("OMP_NUM_THREADS", "many")
-    assert main(["run", "smoke", "--dry-run", "--workspace", str(tmp_path)]) == 2
+    assert main(["plan", "smoke", "--workspace", str(tmp_path)]) == 2
     assert "OMP_NUM_THREADS='many'" in capsys.readouterr().err
     assert not [*tmp_path.iterdir()]
 
