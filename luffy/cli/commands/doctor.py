@@ -21,7 +21,7 @@ def doctor(
     workspace: WorkspaceFolder = None,
     debug: Debug = False,
 ) -> int:
-    """Check this machine: versions, GPUs, vLLM, sandbox, disk, port, Prefect, and a tiny run.
+    """Check this machine: versions, GPUs, vLLM, sandbox, disk, Prefect, and a tiny run.
 
     Prints the remedy beside every finding. Exit code 1 if something is broken.
     """
