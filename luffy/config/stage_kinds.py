@@ -178,7 +178,7 @@ _KINDS = (
         requires=("evaluation",),
         reads_all=True,
         rooms=(*_GRADED, "config/many_runs", "data", "evaluation", "report", "statistics", "tracking"),
-        views=("accuracy_curves", "report_page"),
+        views=("report_page",),
         pages=("report.html", "report.md"),
     ),
     StageKind(
@@ -188,7 +188,7 @@ _KINDS = (
         provides=("evaluation",),
         is_in_chains=False,
         rooms=(*_ANSWERED, "objectives", "stages/evaluate.py", "tracking", "training"),
-        views=("accuracies", "accuracy_curves"),
+        views=("accuracy_curves",),
         pages=("curve.html",),
     ),
 )

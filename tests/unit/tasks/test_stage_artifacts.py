@@ -98,20 +98,13 @@ def test_rl_shows_rewards_from_0_to_100_percent_and_a_supervised_stage_its_loss_
     assert shown <= found and ("Reward" in found) == (stage == "rl")
 
 
-def test_accuracies_run_from_checkpoint_to_checkpoint(chain):
-    inputs = {name: directory for name, directory in chain[1].items() if name.startswith("evaluate_")}
-    svg = picture(artifacts.accuracy_curves(plan(chain, "report", **inputs)))
-    assert {"accuracy, greedy", "accuracy, sampled", "base", "sft", "rl", "longer"} <= set(words(svg))
-    lines = [path for path in svg.iter(f"{SVG}path") if "fill: none; stroke: #" in path.get("style", "")]
-    assert len([path for path in lines if "#e6e6e2" not in path.attrib["style"]]) == 2 * 4  # without the grid
-    table = rows_of(artifacts.accuracies(plan(chain, "report", **inputs)))
-    assert {"suite", "decoding", "base", "sft", "rl"} == set(table[0])
-
-
-def test_the_report_names_the_page_with_the_plots(tmp_path):
-    (tmp_path / "report.md").write_text("# smoke")
-    page = artifacts.report_page(SimpleNamespace(directory=tmp_path)).data
-    assert page == f"With all plots, to open in a browser: `{tmp_path}/report.html`\n\n# smoke"
+@pytest.mark.parametrize(("stage", "file"), [("report", "report"), ("evaluate_sft", "summary"), ("sweep", "curve")])
+def test_a_stage_with_a_page_shows_its_text_and_names_the_one_with_the_plots(tmp_path, stage, file):
+    (tmp_path / f"{file}.md").write_text("# smoke")
+    (tmp_path / f"{file}.html").write_text("<svg>")
+    node = SimpleNamespace(name=stage, stage=stage.partition("_")[0])
+    page = stage_page(SimpleNamespace(directory=tmp_path, node=node)).data
+    assert page == f"With all plots, to open in a browser: `{tmp_path}/{file}.html`\n\n# smoke"
 
 
 def test_rollouts_are_shown_with_prompt_response_and_grade(chain):
