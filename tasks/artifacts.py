@@ -26,7 +26,7 @@ from luffy.report.cells import table
 from luffy.report.curves import headline_charts, headlines_first
 from luffy.report.figures import picture_url
 from luffy.report.page import fenced, markdown_table
-from luffy.tracking.metrics import METRICS_FILE, Json, read_last_lines, read_lines, read_metrics
+from luffy.tracking.metrics import METRICS_FILE, read_last_lines, read_metrics, training_rows
 from luffy.tracking.tracker import SAMPLES_FILE
 
 logger = logging.getLogger(__name__)
@@ -64,29 +64,21 @@ def stage_page(plan: StagePlan) -> Artifact | None:
     return Artifact("markdown", text, made[0].description)
 
 
-def newest_metrics(plan: StagePlan) -> Artifact | None:
-    """A table: each metric now, some steps ago, and in the first step."""
-    path = plan.directory / METRICS_FILE
-    # Only both ends of the file: it is read every ten seconds, and grows with every step.
-    first = next((row for row in read_lines(path) if _step(row) > 0), None)
-    rows = [row for row in read_last_lines(path, _TAIL_BYTES) if _step(row) > 0]
-    if first is None or not rows:
-        return None
-    shown = {"now": rows[-1], "before": rows[max(len(rows) - 1 - _STEPS_BACK, 0)], "first": first}
-    values = ((name, *(_number(row, name) for row in shown.values())) for name in headlines_first(rows[-1]))
-    steps = (f"{when}: step {_step(row)}" for when, row in shown.items())
-    words = f"Metrics of {plan.node.name} ({', '.join(steps)})"
-    return Artifact("markdown", markdown_table(table(("metric", *shown), values)), words)
-
-
-def training_curves(plan: StagePlan) -> Artifact | None:
-    """A picture of the headline training curves."""
+def training(plan: StagePlan) -> Artifact | None:
+    """A table of each metric now, some steps ago, and in the first step, and a picture of the headline curves."""
     rows = read_metrics(plan.directory / METRICS_FILE)
-    if not rows:
+    if not (steps := training_rows(rows)):
         return None
+    shown = {"now": steps[-1], "before": steps[max(len(steps) - 1 - _STEPS_BACK, 0)], "first": steps[0]}
+    values = (
+        (name, *(f"{row[name]:.4g}" if name in row else "" for row in shown.values()))
+        for name in headlines_first(steps[-1])
+    )
+    newest = markdown_table(table(("metric", *shown), values))
     # As markdown, because the UI shows the whole URL next to an artifact of kind "image".
-    words = f"{plan.node.name} over its steps"
-    return Artifact("markdown", f"![{words}]({picture_url(headline_charts(rows))})", words)
+    curves = f"![{plan.node.name} over its steps]({picture_url(headline_charts(rows))})"
+    when = ", ".join(f"{words}: step {row['step']:g}" for words, row in shown.items())
+    return Artifact("markdown", f"{newest}\n\n{curves}", f"Metrics of {plan.node.name} ({when})")
 
 
 def rollout_samples(plan: StagePlan) -> Artifact | None:
@@ -132,25 +124,12 @@ _VIEWS: Mapping[ViewName, Callable[[StagePlan], Artifact | None]] = {
     "data_card": partial(written_page, "card.md", "The sources of the data, and what was removed"),
     "difficulty_card": partial(written_page, "card.md", "Pass rates of the training prompts"),
     "evaluated_samples": evaluated_samples,
-    "metrics": newest_metrics,
     "report_page": partial(written_page, "report.md", "Report"),
     "rollout_samples": rollout_samples,
     "synthesis_card": partial(written_page, "card.md", "Traces made by teachers"),
     "sample_card": partial(written_page, "card.md", "Sampled traces"),
-    "training_curves": training_curves,
+    "training_curves": training,
 }
-
-
-def _step(row: Mapping[str, Json]) -> int:
-    step = row["step"]
-    assert isinstance(step, int)
-    return step
-
-
-def _number(row: Mapping[str, Json], name: str) -> str:
-    """Empty where the metric is absent, `nan` where it was not finite."""
-    value = row.get(name, "")
-    return f"{value:.4g}" if isinstance(value, int | float) else "nan" if value is None else ""
 
 
 def _exchange(title: str, prompt: str, response: str) -> str:

@@ -23,7 +23,6 @@ ViewName = Literal[
     "data_card",
     "difficulty_card",
     "evaluated_samples",
-    "metrics",
     "report_page",
     "rollout_samples",
     "sample_card",
@@ -114,7 +113,7 @@ _KINDS = (
         inputs={"data": "data"},
         provides=("policy",),
         rooms=(*_TRAINED, "rollout", "stages/supervised_run.py", "stages/training_span.py"),
-        views=("metrics", "training_curves"),
+        views=("training_curves",),
     ),
     StageKind(
         "synthesize",
@@ -150,7 +149,7 @@ _KINDS = (
         provides=("policy",),
         sections=("sft", "data.train"),
         rooms=(*_TRAINED, "cluster", "stages/supervised_run.py", "stages/training_span.py"),
-        views=("metrics", "training_curves"),
+        views=("training_curves",),
     ),
     StageKind(
         "rl",
@@ -159,7 +158,7 @@ _KINDS = (
         provides=("policy",),
         sections=("rl", "objective", "data.train"),
         rooms=(*_GRADED, *_TRAINED, "cluster", "rl", "rollout", "stages/rl_components.py", "stages/training_span.py"),
-        views=("metrics", "training_curves", "rollout_samples"),
+        views=("training_curves", "rollout_samples"),
     ),
     StageKind(
         "evaluate",
