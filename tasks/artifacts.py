@@ -56,11 +56,11 @@ class Artifact:
 
 def stage_page(plan: StagePlan) -> Artifact | None:
     """Everything that a stage shows of what it has made; None while there is nothing."""
-    views = (_VIEWS[name](plan) for name in STAGE_KINDS[plan.node.stage].views)
-    made = [view for view in views if view is not None]
+    views = (written_page, *(_VIEWS[name] for name in STAGE_KINDS[plan.node.stage].views))
+    made = [shown for view in views if (shown := view(plan)) is not None]
     if len(made) <= 1:
         return next(iter(made), None)
-    text = "\n\n".join(f"## {view.description}\n\n{view.data}" for view in made)
+    text = "\n\n".join(f"## {shown.description}\n\n{shown.data}" for shown in made)
     return Artifact("markdown", text, made[0].description)
 
 
@@ -107,27 +107,21 @@ def evaluated_samples(plan: StagePlan) -> Artifact | None:
     return _page([*found.values()], f"Responses in {plan.node.name}, with their grades")
 
 
-def written_page(file: str, description: str, plan: StagePlan) -> Artifact | None:
+def written_page(plan: StagePlan) -> Artifact | None:
     """What the stage has written for people, as text and tables, with the place of the page with the plots."""
-    path = plan.directory / file
+    kind = STAGE_KINDS[plan.node.stage]
+    path = plan.directory / kind.text
     if not path.is_file():
         return None
     text, page = path.read_text(encoding="utf-8"), path.with_suffix(".html")
     head = f"With all plots, to open in a browser: `{page}`\n\n" if page.is_file() else ""
     cut = "" if len(text) <= _MAX_PAGE else f"\n\n(cut here; the rest is in {path})\n"
-    return Artifact("markdown", f"{head}{text[:_MAX_PAGE]}{cut}", description)
+    return Artifact("markdown", f"{head}{text[:_MAX_PAGE]}{cut}", kind.title)
 
 
 _VIEWS: Mapping[ViewName, Callable[[StagePlan], Artifact | None]] = {
-    "accuracies": partial(written_page, "summary.md", "Accuracies with their intervals"),
-    "accuracy_curves": partial(written_page, "curve.md", "Accuracy from checkpoint to checkpoint"),
-    "data_card": partial(written_page, "card.md", "The sources of the data, and what was removed"),
-    "difficulty_card": partial(written_page, "card.md", "Pass rates of the training prompts"),
     "evaluated_samples": evaluated_samples,
-    "report_page": partial(written_page, "report.md", "Report"),
     "rollout_samples": rollout_samples,
-    "synthesis_card": partial(written_page, "card.md", "Traces made by teachers"),
-    "sample_card": partial(written_page, "card.md", "Sampled traces"),
     "training_curves": training,
 }
 
