@@ -49,7 +49,6 @@ _BEGINNING_S = 60.0
 After a jump of the clock a listing may be wrong about a new run, but a deletion may not: a run begins under the
 workspace's lock, which a deletion holds exclusively (`luffy.pipeline.workspace`).
 """
-_PROBE = ".probe-*"
 _INCOMING = "incoming_"
 
 
@@ -334,8 +333,7 @@ def _leftovers(workspace: Workspace, records: Mapping[Path, RunRecord]) -> Itera
             yield Garbage("run", directory, "killed before it began", _modified(directory))
     # By `luffy.files.replacing`, and links of runs.
     written = (path for folder in folders for path in filter(is_temporary, _entries(folder)))
-    files = (path for path in written if path.is_symlink() or path.is_file())
-    for path in [*workspace.root.glob(_PROBE), *files]:
+    for path in (path for path in written if path.is_symlink() or path.is_file()):
         yield Garbage("part", path, "a file that was being written", _modified(path))
 
 
