@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -39,10 +39,9 @@ from luffy.files import write_atomic
 from luffy.pipeline.experiment import StageObserver, open_experiment, start_run
 from luffy.pipeline.walk import stopping_on_failure
 from luffy.pipeline.workspace import Workspace, link
-from luffy.report.figures import Chart, colored, picture_url
-from luffy.report.page import html
-from luffy.report.sweep_pages import accuracy_table, cost_table, difference_table, sweep_page, tries_table
-from luffy.tasks.artifacts import Artifact, Slot, table_artifact
+from luffy.report.page import html, markdown
+from luffy.report.sweep_pages import sweep_page
+from luffy.tasks.artifacts import Artifact, Slot
 from luffy.tasks.session import Session, artifact_key, open_session
 from luffy.tasks.stages import FinishedStage, make_chain, make_stage
 
@@ -217,33 +216,16 @@ def learn(running: ManyRuns, run: SweepRun, shared: Mapping[str, FinishedStage])
 
 @task(name="conclude", task_run_name="{findings.design.kind}", retries=0, cache_policy=NO_CACHE, persist_result=False)
 def conclude(running: ManyRuns, findings: Findings) -> Findings:
-    """Write the page, the data and the artifacts; never cached, since it only reads finished results."""
+    """Write the page, the data and the artifact; never cached, since it only reads finished results."""
     kind = findings.design.kind
-    page = running.folder / f"{kind}.html"
-    write_atomic(page, html(sweep_page(findings)))
+    page, place = sweep_page(findings), running.folder / f"{kind}.html"
+    write_atomic(place, html(page))
     write_atomic(running.folder / f"{kind}.json", findings_json(findings))
-    artifacts = {
-        f"accuracy-{decoding}": table_artifact(accuracy_table(findings, decoding), f"Accuracy in %, {decoding}")
-        for decoding in findings.decodings
-    }
-    artifacts["costs"] = table_artifact(cost_table(findings), "Costs of a seed, mean over seeds")
-    for decoding in findings.decodings:
-        if (differences := difference_table(findings, decoding)) is not None:
-            words = f"Percentage points minus {findings.design.reference}, {decoding}; p-values after Holm's correction"
-            artifacts[f"differences-{decoding}"] = table_artifact(differences, words)
-    if findings.tuning is not None:
-        artifacts["tuning"] = table_artifact(tries_table(findings.tuning), "What was tried for each arm, accuracy in %")
-    curves = {arm.name: [(point.steps, point.reward) for point in arm.curve] for arm in findings.arms if arm.curve}
-    if curves and findings.design.arms:
-        picture = f"![reward]({picture_url([Chart('Reward', colored(curves), over='optimizer steps')])})"
-        artifacts["curves"] = Artifact("markdown", picture, "Reward over optimizer steps, mean over seeds")
-    words = f"With all plots, to open in a browser: `{page}`"
-    artifacts["page"] = Artifact("markdown", words, kind.capitalize())
+    text = f"With all plots, to open in a browser: `{place}`\n\n{markdown(page)}"
     context = TaskRunContext.get()
     assert context is not None
-    for part, artifact in artifacts.items():
-        slot = Slot(context.task_run.id, artifact_key(findings.design.name, kind, part))
-        running.session.publisher.offer(slot, partial(replace, artifact))
+    slot = Slot(context.task_run.id, artifact_key(findings.design.name, kind))
+    running.session.publisher.offer(slot, lambda: Artifact("markdown", text, kind.capitalize()))
     return findings
 
 

@@ -43,8 +43,6 @@ from luffy.tasks.artifacts import Artifact, Publisher, Slot, Writer, stage_page,
 HOST_TAG = "host:"
 """Begins the tag of a flow run that names the host on which it runs, so that a server knows which runs are its own."""
 _LEVELS: dict[EventKind, int] = {"failed": logging.ERROR, "waiting": logging.WARNING}
-_PROGRESS_INTERVAL_S = 2.0
-_PAGE_INTERVAL_S = 15.0
 _LOG_INTERVAL_S = 30.0
 _REQUEST_TIMEOUT_S = 60.0
 _POLL_S = 3.0
@@ -203,8 +201,8 @@ class PrefectObserver(StageObserver):
         self._line.take(event)
         if event.kind == "progress":
             words = progress_words(self._line)
-            self._show_progress(plan, self._line.percent, words, every_s=_PROGRESS_INTERVAL_S)
-            self._offer_page(plan, running=True)
+            self._show_progress(plan, self._line.percent, words)
+            self._offer_page(plan)
             if (now := time.monotonic()) - self._logged >= _LOG_INTERVAL_S:
                 self._logged = now
                 self._logger.info("%s", words)
@@ -237,13 +235,13 @@ class PrefectObserver(StageObserver):
         where = f" at step {line.step}/{line.total}; run it again to resume it" if line.total else ""
         self._show_progress(plan, line.percent, f"ended{where}")
 
-    def _show_progress(self, plan: StagePlan, percent: float, words: str, *, every_s: float = 0.0) -> None:
+    def _show_progress(self, plan: StagePlan, percent: float, words: str) -> None:
         artifact = Artifact("progress", percent, f"{plan.node.name}: {words}")
-        self._publisher.offer(Slot(self._task_run, None), lambda: artifact, every_s=every_s)
+        self._publisher.offer(Slot(self._task_run, None), lambda: artifact)
 
-    def _offer_page(self, plan: StagePlan, *, running: bool = False) -> None:
+    def _offer_page(self, plan: StagePlan) -> None:
         slot = Slot(self._task_run, artifact_key(self._config.name, plan.node.name))
-        self._publisher.offer(slot, functools.partial(stage_page, plan), every_s=_PAGE_INTERVAL_S if running else 0.0)
+        self._publisher.offer(slot, functools.partial(stage_page, plan))
 
 
 def _writer(flow_run: UUID, labels: list[str]) -> Writer:

@@ -45,9 +45,6 @@ class EmbeddedEngine:
             engine = TransformersEngine(model, self._batch_size, self.weight_version, self._folder)
             return engine.generate(requests, params)
 
-    def close(self) -> None:
-        """Nothing to free: the policy belongs to the trainer."""
-
 
 class RanksEngine:
     """Generates with the policy in supervised training, as it is after `step` optimizer steps.
@@ -65,9 +62,6 @@ class RanksEngine:
         shares = [(list(requests[rank::number]), params, self._batch_size, self._step) for rank in range(number)]
         answered = [iter(share) for share in self._ranks.call(_generate_on_rank, shares)]
         return [next(answered[place % number]) for place in range(len(requests))]
-
-    def close(self) -> None:
-        """Nothing to free: the policy belongs to the ranks."""
 
 
 @contextmanager

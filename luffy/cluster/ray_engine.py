@@ -277,9 +277,6 @@ class RayEngine:
     def wake_up(self, part: str) -> None:
         self.ask("wake_up", part)
 
-    def close(self) -> None:
-        """Nothing to free: the actors end with the cluster."""
-
     def _restart(self, place: int) -> None:
         self._supervisor.check_open()  # a call to Ray after its shutdown would start it again
         dead = self.members[place]

@@ -40,10 +40,9 @@ def ray_session(config: RayConfig, num_actors: int) -> Iterator[None]:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     # Ray replaces the stage's signal handler, which shuts down in order.
     handler = signal.getsignal(signal.SIGTERM)
-    daemons: Sequence[psutil.Process] = ()
     try:
         if config.address is None:
-            daemons = _start(config, num_actors)
+            _start(config, num_actors)
         else:
             _join(config.address)
     except SystemExit as ended:  # raised by Ray's handler on SIGTERM
@@ -53,16 +52,15 @@ def ray_session(config: RayConfig, num_actors: int) -> Iterator[None]:
     try:
         yield
     finally:
-        _shut_down(daemons)
+        _shut_down(kills=config.address is None)
         # Ray has also reset the kernel's disposition, and the next SIGTERM would kill the stage.
         signal.signal(signal.SIGTERM, handler)
 
 
-def _start(config: RayConfig, num_actors: int) -> list[psutil.Process]:
-    """Start a cluster on this machine; returns its daemons."""
+def _start(config: RayConfig, num_actors: int) -> None:
+    """Start a cluster on this machine."""
     # Where a Ray job runs luffy, this names files in the storage of that job's cluster.
     os.environ.pop("RAY_JOB_CONFIG_JSON_ENV_VAR", None)
-    earlier = psutil.Process().children()
     explained = _failing_with(lambda text: ClusterError(f"Ray did not start on this machine: {text}"))
     with explained, _sigterm_blocked():
         ray.init(
@@ -73,11 +71,10 @@ def _start(config: RayConfig, num_actors: int) -> list[psutil.Process]:
             dashboard_host="127.0.0.1",
             log_to_driver=False,
         )
-    return [process for process in psutil.Process().children() if process not in earlier and _is_of_ray(process)]
 
 
 def _is_of_ray(process: psutil.Process) -> bool:
-    """Whether it runs a program of Ray's package; other threads may have started processes meanwhile."""
+    """Whether it runs a program of Ray's package."""
     with contextlib.suppress(psutil.NoSuchProcess):
         return any(word.startswith(_PROGRAMS) for word in process.cmdline())
     return False
@@ -96,12 +93,13 @@ def _sigterm_blocked() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _shut_down(daemons: Sequence[psutil.Process]) -> None:
-    """Disconnect, and kill the daemons.
+def _shut_down(*, kills: bool) -> None:
+    """Disconnect, and where it `kills` them, kill the daemons that this process has started.
 
     Ray would end them one by one, the raylet first: by SIGTERM, which they do not receive, and SIGKILL a second later.
     Once the first is gone, the others have nothing left to do.
     """
+    daemons = [process for process in psutil.Process().children() if kills and _is_of_ray(process)]
     if daemons:
         threading.Thread(target=_kill_once_one_is_gone, args=(daemons,), name="ray-end", daemon=True).start()
     ray.shutdown()

@@ -17,19 +17,7 @@ from luffy.config.strict import StrictModel
 
 Role = Literal["data", "traces", "prompts", "policy", "evaluation"]
 """What a stage provides: suites and tokenizer; training data with traces; RL's prompts; a model; graded responses."""
-ViewName = Literal[
-    "accuracies",
-    "accuracy_curves",
-    "data_card",
-    "difficulty_card",
-    "evaluated_samples",
-    "metrics",
-    "report_page",
-    "rollout_samples",
-    "sample_card",
-    "synthesis_card",
-    "training_curves",
-]
+ViewName = Literal["evaluated_samples", "rollout_samples", "training_curves"]
 """Views of a stage in the Prefect UI (`tasks/artifacts.py`)."""
 _GROUND = ("*", "config/*")
 _GRADED = ("environments", "grading", "hosted", "sandbox")
@@ -73,6 +61,8 @@ class StageKind:
     rooms: tuple[str, ...] = ()
     """Code that can change its result (`luffy.pipeline.identity`), besides `_GROUND` and its own module."""
     views: tuple[ViewName, ...] = ()
+    text: str = ""
+    """Output that says in Markdown what the result is; empty without one."""
     pages: tuple[str, ...] = ()
     """Outputs for people to open, which a run links into its own directory."""
     settings: type[StrictModel] | None = None
@@ -106,7 +96,7 @@ _KINDS = (
         "Verified prompts with traces, evaluation suites, and the tokenizer",
         provides=("data", "traces", "prompts"),
         rooms=(*_GRADED, "data", "rollout"),
-        views=("data_card",),
+        text="card.md",
     ),
     StageKind(
         "base",
@@ -114,7 +104,7 @@ _KINDS = (
         inputs={"data": "data"},
         provides=("policy",),
         rooms=(*_TRAINED, "rollout", "stages/supervised_run.py", "stages/training_span.py"),
-        views=("metrics", "training_curves"),
+        views=("training_curves",),
     ),
     StageKind(
         "synthesize",
@@ -123,7 +113,7 @@ _KINDS = (
         provides=("traces", "prompts"),
         sections=("synthesize", "data.train"),
         rooms=(*_ANSWERED, "stages/synthesis", "training"),
-        views=("synthesis_card",),
+        text="card.md",
     ),
     StageKind(
         "difficulty",
@@ -132,7 +122,7 @@ _KINDS = (
         provides=("prompts",),
         sections=("difficulty",),
         rooms=_SAMPLED,
-        views=("difficulty_card",),
+        text="card.md",
     ),
     StageKind(
         "sample",
@@ -141,7 +131,7 @@ _KINDS = (
         provides=("traces",),
         sections=("sample", "data.train"),
         rooms=_SAMPLED,
-        views=("sample_card",),
+        text="card.md",
     ),
     StageKind(
         "sft",
@@ -150,7 +140,7 @@ _KINDS = (
         provides=("policy",),
         sections=("sft", "data.train"),
         rooms=(*_TRAINED, "cluster", "stages/supervised_run.py", "stages/training_span.py"),
-        views=("metrics", "training_curves"),
+        views=("training_curves",),
     ),
     StageKind(
         "rl",
@@ -159,7 +149,7 @@ _KINDS = (
         provides=("policy",),
         sections=("rl", "objective", "data.train"),
         rooms=(*_GRADED, *_TRAINED, "cluster", "rl", "rollout", "stages/rl_components.py", "stages/training_span.py"),
-        views=("metrics", "training_curves", "rollout_samples"),
+        views=("training_curves", "rollout_samples"),
     ),
     StageKind(
         "evaluate",
@@ -169,7 +159,8 @@ _KINDS = (
         for_each="policy",
         sections=("evaluation",),
         rooms=(*_ANSWERED, "tracking"),
-        views=("accuracies", "evaluated_samples"),
+        views=("evaluated_samples",),
+        text="summary.md",
     ),
     StageKind(
         "report",
@@ -178,7 +169,7 @@ _KINDS = (
         requires=("evaluation",),
         reads_all=True,
         rooms=(*_GRADED, "config/many_runs", "data", "evaluation", "report", "statistics", "tracking"),
-        views=("accuracy_curves", "report_page"),
+        text="report.md",
         pages=("report.html", "report.md"),
     ),
     StageKind(
@@ -188,7 +179,7 @@ _KINDS = (
         provides=("evaluation",),
         is_in_chains=False,
         rooms=(*_ANSWERED, "objectives", "stages/evaluate.py", "tracking", "training"),
-        views=("accuracies", "accuracy_curves"),
+        text="curve.md",
         pages=("curve.html",),
     ),
 )

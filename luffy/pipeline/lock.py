@@ -186,7 +186,7 @@ class FlockManager:
 def check_locks(folder: Path) -> None:
     """Raise WorkspaceError where `flock` does not keep a second process out, here or on another machine."""
     fault: str | None = "a second holder is not kept out"
-    with tempfile.NamedTemporaryFile(dir=folder, prefix=".probe-") as probe, Path(probe.name).open("r+b") as second:
+    with tempfile.NamedTemporaryFile(dir=folder, prefix=".probe.") as probe, Path(probe.name).open("r+b") as second:
         try:
             fcntl.flock(probe, fcntl.LOCK_EX | fcntl.LOCK_NB)
             fcntl.flock(second, fcntl.LOCK_EX | fcntl.LOCK_NB)

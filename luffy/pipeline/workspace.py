@@ -83,7 +83,7 @@ class Workspace:
         try:
             for folder in (self.stages, self.runs):
                 folder.mkdir(parents=True, exist_ok=True)
-            with tempfile.NamedTemporaryFile(dir=self.root, prefix=".probe-") as probe:
+            with tempfile.NamedTemporaryFile(dir=self.root, prefix=".probe.") as probe:
                 probe.write(b"x" * 4096)
                 probe.flush()
                 os.fsync(probe.fileno())

@@ -13,7 +13,6 @@ from statistics import fmean
 from luffy.config import ExperimentConfig
 from luffy.config.data import HubSource
 from luffy.config.evaluation import VALIDATION, DecodingConfig
-from luffy.config.stage_kinds import ViewName
 from luffy.config.yaml_source import dump_yaml
 from luffy.data.pass_rates import DifficultyCard, SampleCard, read_card
 from luffy.data.synthesis_card import SynthesisCard
@@ -125,8 +124,8 @@ def read_chain(config: ExperimentConfig, inputs: Mapping[str, Path]) -> Finished
     if not evaluations:
         raise LuffyError("the report needs at least one evaluated checkpoint")
 
-    def cards(shown: ViewName) -> list[Path]:
-        return [stages[name] / "card.json" for name in nodes_showing(shown, stages)]
+    def cards(stage: str) -> list[Path]:
+        return [stages[node.name] / "card.json" for node in nodes if node.stage == stage and node.name in stages]
 
     manifests = [finished_manifest(directory) for directory in stages.values()]
     curves = {name: read_metrics(stages[name] / METRICS_FILE) for name in nodes_showing("training_curves", stages)}
@@ -138,10 +137,10 @@ def read_chain(config: ExperimentConfig, inputs: Mapping[str, Path]) -> Finished
         samples=tuple(sample for name in sampled for sample in read_samples(stages[name] / SAMPLES_FILE)),
         responses=() if sampled else tuple(_responses(stages[evaluations[-1]])),
         evaluations=tuple(read_scores(stages[name], config.checkpoint_names) for name in evaluations),
-        data_card=next((json.loads(path.read_bytes()) for path in cards("data_card")), {}),
-        sampled=tuple(read_card(path, SampleCard) for path in cards("sample_card")),
-        difficulty=next((read_card(path, DifficultyCard) for path in cards("difficulty_card")), None),
-        synthesis=next((read_card(path, SynthesisCard) for path in cards("synthesis_card")), None),
+        data_card=next((json.loads(path.read_bytes()) for path in cards("prepare_data")), {}),
+        sampled=tuple(read_card(path, SampleCard) for path in cards("sample")),
+        difficulty=next((read_card(path, DifficultyCard) for path in cards("difficulty")), None),
+        synthesis=next((read_card(path, SynthesisCard) for path in cards("synthesize")), None),
     )
 
 

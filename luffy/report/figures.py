@@ -13,10 +13,9 @@ import re
 import textwrap
 import threading
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import cycle
 from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
@@ -36,7 +35,6 @@ _PALETTE = {
 }  # fmt: skip
 """The light style of `templates/page.css`."""
 _NAMES = {value: name for name, value in _PALETTE.items()}
-_COLORS = ("c1", "c2", "c3", "c4", "c5", "c7")
 _SETTINGS: dict[Any, Any] = {
     "svg.fonttype": "none",  # text stays text
     "text.parse_math": False,  # a `$` in a name is no mathematics
@@ -101,14 +99,6 @@ class Chart:
     """Shares of the same steps, stacked to 100 %."""
     places: Sequence[str] = ()
     """Names for x = 0, 1, 2, ...; empty: x is a number."""
-
-
-def colored(curves: Mapping[str, Points]) -> list[Line]:
-    """Lines by label, each in its own colour until the palette is exhausted."""
-    return [
-        Line(label, color, [x for x, _ in points], [y for _, y in points])
-        for (label, points), color in zip(curves.items(), cycle(_COLORS), strict=False)
-    ]
 
 
 def estimates(label: str, color: str, xs: Sequence[float], found: "Sequence[Estimate]") -> Line:

@@ -79,18 +79,18 @@ class RolloutEngine(Protocol):
     def generate(self, requests: Sequence[RolloutRequest], params: SamplingParams) -> list[Completion]:
         """One completion per request, in order."""
 
-    def close(self) -> None:
-        """Free what the engine holds."""
-
 
 class SwappableEngine(RolloutEngine, Protocol):
-    """An engine whose weights can be replaced by others of the same architecture."""
+    """An engine of its own, whose weights can be replaced by others of the same architecture."""
 
     def load_weights_from(self, folder: Path, version: int) -> None:
         """Replace all weights with those of a model folder, as `version`.
 
         The folder has to stay until the next call or `close`.
         """
+
+    def close(self) -> None:
+        """Free what the engine holds."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -79,9 +79,6 @@ class OneVersionEngine:
             raise LuffyError(f"a validation of version {self.version} was answered by versions {sorted(versions)}")
         return completions
 
-    def close(self) -> None:
-        """Nothing to free: the engine belongs to the stage."""
-
 
 def measure_suites(
     asker: Asker, requests: Sequence[Questions], confidence: float, folder: Path, step: int

@@ -18,12 +18,9 @@ MARKDOWN_FILE = "report.md"
 def run(settings: ReportSettings, context: StageContext) -> StageResult:
     """Read the finished stages and write the report."""
     chain = read_chain(settings.experiment, context.inputs)
-    context.events.progress(1, 3)
     page = chain_page(chain)
-    context.events.progress(2, 3)
     write_atomic(context.out / HTML_FILE, html(page))
     write_atomic(context.out / MARKDOWN_FILE, markdown(page))
-    context.events.progress(3, 3)
     return StageResult((HTML_FILE, MARKDOWN_FILE), metrics={})
 
 

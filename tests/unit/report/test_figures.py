@@ -8,11 +8,15 @@ import pytest
 from synthetic.finished_chain import HOSTILE
 
 from luffy.report.curves import draw_panels, rl_panels
-from luffy.report.figures import Chart, Line, bars, chart, colored, dots, estimates, heat, picture
+from luffy.report.figures import Chart, Line, bars, chart, dots, estimates, heat, picture
 from luffy.statistics.accuracy import Estimate
 
 NAMES = ("$x$ _y", HOSTILE, "_begins", "模型")
 LOW, HIGH = Estimate(0.0, 0.0, 0.2, "", 9), Estimate(1.0, 0.9, 1.0, "", 9)
+
+
+def colored(curves: dict[str, list[tuple[float, float]]]) -> list[Line]:
+    return [Line(label, "c1", *zip(*points, strict=True)) for label, points in curves.items()]
 
 
 def words(svg: str) -> list[str | None]:

@@ -75,6 +75,7 @@ def test_each_step_is_what_its_model_gets_alone_and_one_engine_serves_all(tmp_pa
     html = (tmp_path / "out" / "curve.html").read_text()
     assert "step 20 → 40" in html and html.count("<svg") == 2
     assert not any(mark in html for mark in ("<script", "<link", "<img", "@import"))
+    assert "| step 20 → 40 |" in (tmp_path / "out" / "curve.md").read_text()
     assert not (tmp_path / "out" / "swap").exists()
 
 

@@ -17,7 +17,6 @@ from luffy.evaluation.sample_files import write_sample_records
 from luffy.tasks import artifacts
 from luffy.tasks.artifacts import stage_page
 from luffy.tasks.session import artifact_key, run_name, tags_of
-from luffy.tracking import metrics as metric_lines
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -36,7 +35,7 @@ def plan(chain, name, **inputs):
 
 def picture(artifact):
     """The SVG in a markdown artifact, parsed."""
-    encoded = re.fullmatch(r"!\[.*\]\(data:image/svg\+xml;base64,(.+)\)", artifact.data)
+    encoded = re.search(r"!\[.*\]\(data:image/svg\+xml;base64,(.+)\)", artifact.data)
     return ElementTree.fromstring(base64.b64decode(encoded[1]))
 
 
@@ -45,22 +44,23 @@ def words(svg):
 
 
 def rows_of(artifact):
-    """The rows of a Markdown table as mappings."""
-    header, _, *rows = ([cell.strip() for cell in line.strip("|").split("|")] for line in artifact.data.splitlines())
+    """The rows of a Markdown table, which comes first, as mappings."""
+    lines = artifact.data.partition("\n\n")[0].splitlines()
+    header, _, *rows = ([cell.strip() for cell in line.strip("|").split("|")] for line in lines)
     return [dict(zip(header, row, strict=True)) for row in rows]
 
 
 def test_a_stage_has_one_page_with_all_that_it_shows(chain):
-    assert all(STAGE_KINDS[stage].views for stage in STAGE_ORDER)
+    assert all(kind.views or kind.text for kind in STAGE_KINDS.values())
     page = stage_page(plan(chain, "rl"))
     assert (page.kind, page.data.count("data:image/svg+xml")) == ("markdown", 1)
     headings = re.findall(r"^## (.*)", page.data, re.MULTILINE)
     assert headings[0].startswith("Metrics of rl (now: step 40")
-    assert headings[1:] == ["rl over its steps", "Newest rollouts of rl, with their grades"]
+    assert headings[1:] == ["Newest rollouts of rl, with their grades"]
 
 
 def test_the_table_of_metrics_has_the_newest_step_an_earlier_one_and_the_first(chain):
-    artifact = artifacts.newest_metrics(plan(chain, "rl"))
+    artifact = artifacts.training(plan(chain, "rl"))
     rows = rows_of(artifact)
     written = [json.loads(line) for line in (chain[1]["rl"] / "metrics.jsonl").read_text().splitlines()]
     written = written[1:]  # without the validation before training
@@ -74,18 +74,6 @@ def test_the_table_of_metrics_has_the_newest_step_an_earlier_one_and_the_first(c
     assert "now: step 40, before: step 30, first: step 1" in artifact.description
 
 
-def test_the_table_of_metrics_of_a_long_run_does_not_read_all_of_its_rows(tmp_path, monkeypatch):
-    parsed, parse = [], metric_lines._parse
-    monkeypatch.setattr(metric_lines, "_parse", lambda line: parsed.append(line) or parse(line))
-    metrics = {"reward/mean": 0.5, **{f"actor/metric_{index}": 0.1 * index for index in range(50)}}
-    lines = [json.dumps({"step": step, **metrics}) + "\n" for step in range(1, 5001)]
-    (tmp_path / "metrics.jsonl").write_text("".join(lines))
-    its_plan = SimpleNamespace(directory=tmp_path, inputs={}, node=SimpleNamespace(name="rl", stage="rl"))
-    description = artifacts.newest_metrics(its_plan).description
-    assert "now: step 5000, before: step 4990, first: step 1" in description
-    assert sum(map(len, parsed)) < (1 << 20) + 2 * len(lines[-1])
-
-
 @pytest.mark.parametrize(
     ("stage", "shown"),
     [
@@ -94,24 +82,17 @@ def test_the_table_of_metrics_of_a_long_run_does_not_read_all_of_its_rows(tmp_pa
     ],
 )
 def test_rl_shows_rewards_from_0_to_100_percent_and_a_supervised_stage_its_loss_alone(chain, stage, shown):
-    found = set(words(picture(artifacts.training_curves(plan(chain, stage)))))
+    found = set(words(picture(artifacts.training(plan(chain, stage)))))
     assert shown <= found and ("Reward" in found) == (stage == "rl")
 
 
-def test_accuracies_run_from_checkpoint_to_checkpoint(chain):
-    inputs = {name: directory for name, directory in chain[1].items() if name.startswith("evaluate_")}
-    svg = picture(artifacts.accuracy_curves(plan(chain, "report", **inputs)))
-    assert {"accuracy, greedy", "accuracy, sampled", "base", "sft", "rl", "longer"} <= set(words(svg))
-    lines = [path for path in svg.iter(f"{SVG}path") if "fill: none; stroke: #" in path.get("style", "")]
-    assert len([path for path in lines if "#e6e6e2" not in path.attrib["style"]]) == 2 * 4  # without the grid
-    table = rows_of(artifacts.accuracies(plan(chain, "report", **inputs)))
-    assert {"suite", "decoding", "base", "sft", "rl"} == set(table[0])
-
-
-def test_the_report_names_the_page_with_the_plots(tmp_path):
-    (tmp_path / "report.md").write_text("# smoke")
-    page = artifacts.report_page(SimpleNamespace(directory=tmp_path)).data
-    assert page == f"With all plots, to open in a browser: `{tmp_path}/report.html`\n\n# smoke"
+@pytest.mark.parametrize(("stage", "file"), [("report", "report"), ("evaluate_sft", "summary"), ("sweep", "curve")])
+def test_a_stage_with_a_page_shows_its_text_and_names_the_one_with_the_plots(tmp_path, stage, file):
+    (tmp_path / f"{file}.md").write_text("# smoke")
+    (tmp_path / f"{file}.html").write_text("<svg>")
+    node = SimpleNamespace(name=stage, stage=stage.partition("_")[0])
+    page = stage_page(SimpleNamespace(directory=tmp_path, node=node)).data
+    assert page == f"With all plots, to open in a browser: `{tmp_path}/{file}.html`\n\n# smoke"
 
 
 def test_rollouts_are_shown_with_prompt_response_and_grade(chain):
