@@ -19,6 +19,7 @@ from sympy.core.facts import InconsistentAssumptions
 from sympy.core.random import seed
 
 from luffy.grading.equivalence.alike import conflicting
+from luffy.grading.equivalence.certain import by_label
 from luffy.grading.equivalence.math_strict import strictly_equal
 from luffy.grading.equivalence.text import without_upright_units
 from luffy.grading.equivalence.verify import verify_answer
@@ -66,12 +67,12 @@ def warm_up() -> None:
 
 
 def _math(answer: str, gold: str, context: str) -> Verdict:
-    outcome = verify_answer(answer, gold)
+    outcome = verify_answer(*by_label(answer, gold))
     return outcome, _REASONS[outcome], None
 
 
 def _strict(answer: str, gold: str, context: str) -> Verdict:
-    pair = without_upright_units(answer, gold)
+    pair = without_upright_units(*by_label(answer, gold))
     outcome, reason = (Outcome.WRONG, "") if pair is None else strictly_equal(*pair)
     if pair is None or (outcome is Outcome.CORRECT and conflicting(*pair)):
         return Outcome.WRONG, "other names, units or words", None

@@ -30,6 +30,7 @@ _CUE = re.compile(r"(?:answer|solution)(?: is|\*{0,2} *:|s are)[ \t:]*(?=\S)", r
 _NUMBER = re.compile(r"(?<![\w.])[+-]?[0-9]++(?:,[0-9]{3})*+(?:\.[0-9]++)?+(?:/[0-9]++)?+%?")
 _WORD = re.compile(r"(?<![A-Za-z\\])[A-Za-z]{2,}")
 _HASHED = re.compile(r"[ \t]*#### *(?P<answer>[^#\s].*)")
+_COUNTED = re.compile(r"[$€£¥₹]? ?[0-9]+(?:[,./][0-9]+)*%?(?: [a-z]+){1,4}\.?")
 _DOLLAR = re.compile(r"(?<!\\)\$")
 _AMOUNT = re.compile(r"\.?[0-9]")
 _MAX_BARE = 100
@@ -79,8 +80,8 @@ def asks_for_tag(prompt: str) -> bool | None:
 def marked_answer(reply: str, in_tag: bool | None = None) -> Extracted | None:
     """Return the answer that a final reply marks as such: the last box, else a last line of `####` and a formula.
 
-    With words, such a line is a heading. With `in_tag`, what the last `<answer>` holds comes first. Without a known
-    prompt (None) it does so where it is the whole reply, the form of r1_zero.
+    With words, other than a noun after a number, such a line is a heading. With `in_tag`, what the last `<answer>`
+    holds comes first. Without a known prompt (None) it does so where it is the whole reply, the form of r1_zero.
     """
     bare = reply.strip()
     if in_tag is None:
@@ -92,9 +93,9 @@ def marked_answer(reply: str, in_tag: bool | None = None) -> Extracted | None:
     if boxed is not None:
         return Extracted(boxed, BOX)
     hashed = _HASHED.fullmatch(bare.rpartition("\n")[2])
-    if hashed is None or len(hashed["answer"]) > _MAX_BARE or _WORD.search(hashed["answer"]):
-        return None
-    return Extracted(hashed["answer"], "####")
+    line = "" if hashed is None else hashed["answer"]
+    is_answer = 0 < len(line) <= _MAX_BARE and (_COUNTED.fullmatch(line) or not _WORD.search(line))
+    return Extracted(line, "####") if is_answer else None
 
 
 def read_reference(text: str) -> str | None:

@@ -32,7 +32,7 @@ from luffy.config.grading import (
     parts_of,
 )
 from luffy.grading.choice import grade_choice
-from luffy.grading.equivalence.certain import WRAPPERS, by_label, refusal, settle
+from luffy.grading.equivalence.certain import WRAPPERS, refusal, settle
 from luffy.grading.extract import (
     BOX,
     THINK_CLOSE,
@@ -116,11 +116,7 @@ def _math(kind: MathGrader | StrictMathGrader, request: GradeRequest) -> Step:
         reason = refusal(text)
         if reason is not None:
             return Grade(Outcome.UNPARSABLE, answer, f"{side}{reason}")
-    chosen = by_label(answer, gold)
-    if isinstance(chosen, tuple):
-        return Verification(kind.kind, *chosen, note=note)
-    outcome, reason = (Outcome.CORRECT, "the same option") if chosen else (Outcome.WRONG, "another option")
-    return Grade(outcome, answer, reason).saying(note)
+    return Verification(kind.kind, answer, gold, note=note)
 
 
 def _found(request: GradeRequest, unmarked: Callable[[str], Extracted | None] | None) -> Extracted | Grade:

@@ -51,16 +51,38 @@ _OTHERWISE = re.compile(r"otherwise|else|in all other cases|in other cases")
 MAX_BRANCHES = 12
 _YES_OR_NO = re.compile(r"(?P<said>yes|no)(?:[.!]*$|[,.;:!] (?!.*\b(?:yes|no|or|and|but|maybe)\b))")
 _OR = re.compile(r"(?<![A-Za-z\\])or(?![A-Za-z])|\\(?:lor|vee)(?![A-Za-z])")
-_TIME = re.compile(r"(?P<hour>[0-9]{1,2}:[0-9]{2})(?: ?(?P<half>[ap])\.? ?m\.?)?")
-_AFTERNOON = re.compile(r"\b([ap])\.?\s?m\b\.?", re.IGNORECASE)
+_TIME = re.compile(r"(?P<hour>[0-9]{1,2})(?::(?P<minute>[0-5][0-9]))?(?: ?(?P<half>[ap])\.? ?m\.?)?")
+_DATE = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}|[0-9]{1,2}/[0-9]{1,2}/[0-9]{4}")
+
+
+def same_moments(answer: str, gold: str) -> bool | None:
+    """Whether two dates or times of the day are the same; None where a text is neither.
+
+    A reference like 12:30, which a ratio in lowest terms is not, is a time and no quotient.
+    """
+    mine, yours = strict_text(answer).lower(), strict_text(gold).lower()
+    if _DATE.fullmatch(mine) and _DATE.fullmatch(yours):
+        return mine == yours
+    time, wanted = _clock(mine), _clock(yours)
+    if time is not None and wanted is not None and (time[1] or wanted[1]):
+        # Up to one o'clock a time may be of either half.
+        is_known = all(half or minutes >= 13 * 60 for minutes, half in (time, wanted))
+        return (time[0] - wanted[0]) % (24 * 60 if is_known else 12 * 60) == 0
+    hour, minute = divmod(wanted[0], 60) if wanted is not None and not wanted[1] else (1, 60)
+    return None if (math.gcd(hour, minute) == 1 and minute > 9) or read_or_none(mine) is None else False
+
+
+def _clock(text: str) -> tuple[int, str] | None:
+    """The minutes since midnight, and the half of the day where a time names it."""
+    match = _TIME.fullmatch(text)
+    if match is None or not (match["minute"] or match["half"]):
+        return None
+    hour, half = int(match["hour"]), match["half"] or ""
+    return (hour % 12 + 12 * (half == "p") if half else hour) * 60 + int(match["minute"] or 0), half
 
 
 def same_phrases(left: str, right: str) -> bool:
     """Whether two answers in words mean the same: no solution, or the same word or two apart from filler words."""
-    times = [_TIME.fullmatch(strict_text(text).lower()) for text in (left, right)]
-    if times[0] is not None and times[1] is not None and (times[0]["half"] or times[1]["half"]):
-        halves = {match["half"] for match in times if match is not None and match["half"]}
-        return times[0]["hour"] == times[1]["hour"] and len(halves) == 1
     answers = [_YES_OR_NO.match(strict_text(text).lower()) for text in (left, right)]
     if answers[0] is not None and answers[1] is not None:
         return answers[0]["said"] == answers[1]["said"]
@@ -96,11 +118,6 @@ def same_cases(left: str, right: str) -> bool | None:
     return matched(one, other, agree)
 
 
-def halves_of_day(text: str) -> list[str]:
-    """`a` for each a.m. in `text`, `p` for each p.m."""
-    return [half.lower() for half in _AFTERNOON.findall(strict_text(text))]
-
-
 def _plain(text: str) -> str:
     plain = re.sub(r"[.,;:!'\"]", " ", strict_text(text)).lower()
     return " ".join(re.sub(r"\bdne\b", "does not exist", plain).split())
@@ -120,12 +137,11 @@ def _branches(text: str) -> list[tuple[str, str]] | None:
     return [(_CONDITION.sub("", found.strip()), _CONDITION.sub("", when.strip())) for found, _, when in rows]
 
 
-_RATIO = re.compile(r"(?P<above>[^:,=]+):(?P<below>(?!\s*0)[^:,=]+)")
-"""A ratio of two expressions; a text that ends in `:00` is a time instead."""
+_RATIO = re.compile(r"[^:,=]+(?::(?!\s*0)[^:,=]+)+")
 
+_CURRENCY = re.compile(r"\\\$|[€£¥₹]|(?<![A-Za-z])cent(?=s?(?![A-Za-z]))")
+_TO = re.compile(r"(?<=[0-9]) to (?=[0-9])")
 _WORD = re.compile("[A-Za-z]{3,}")
-_ORDER = re.compile("[A-Z]{3,}")
-"""Letters that name things in an order, and no product."""
 _JUNCTION = re.compile(r"\\(land|wedge|lor|vee)(?![A-Za-z])")
 
 MAX_CHARS = 1000
@@ -141,9 +157,9 @@ def alike(answer: str, gold: str) -> bool:
         return False
     # One text may join its parts by the sign of "and", the other by that of "or".
     signs = [{name in ("land", "wedge") for name in _JUNCTION.findall(text)} for text in (answer, gold)]
-    if (signs[0] and signs[1] and signs[0] != signs[1]) or _currencies_differ(answer, gold):
+    if signs[0] and signs[1] and signs[0] != signs[1]:
         return False
-    for rule in (_ratios, same_cases, same_regions, same_residues):
+    for rule in (same_moments, _ratios, same_cases, same_regions, same_residues):
         verdict = rule(answer, gold)
         if verdict is not None:
             return verdict
@@ -163,16 +179,13 @@ def conflicting(answer: str, gold: str) -> bool:
     gold = last_box(gold) or gold
     if max(len(answer), len(gold)) > MAX_CHARS:
         return False
-    halves = [halves_of_day(text) for text in (answer, gold)]
-    if (all(halves) and halves[0] != halves[1]) or _currencies_differ(answer, gold):
-        return True
-    one_order, other_order = (_ORDER.fullmatch(strict_text(text)) for text in (answer, gold))
-    if one_order and other_order and one_order[0] != other_order[0]:
-        return True
-    said, wanted = (set(words(strict_text(text))) & QUALIFIERS - {"am", "pm"} for text in (answer, gold))
-    if bool(said) != bool(wanted):
+    if currencies_differ(answer, gold) or False in (same_moments(answer, gold), _ratios(answer, gold)):
         return True
     left, right = strict_text(answer), strict_text(gold)
+    said, wanted = (set(words(text)) & QUALIFIERS for text in (left, right))
+    halves = {"am", "pm"}
+    if bool(said - halves) != bool(wanted - halves) or halves <= said ^ wanted:
+        return True
     if _are_other_words(answer, gold) or any(map(is_false, split_items(left))):
         return True
     choices = _OR.split(left)
@@ -183,28 +196,34 @@ def conflicting(answer: str, gold: str) -> bool:
     return one is not None and other is not None and contradict(one, other)
 
 
+def currencies_differ(answer: str, gold: str) -> bool:
+    """Whether two texts have signs of other currencies, or one has a dollar sign and the other gives cents."""
+    one, other = (set(_CURRENCY.findall(text)) for text in (answer, gold))
+    return bool(one and other and not one & other)
+
+
 def _are_other_words(answer: str, gold: str) -> bool:
-    """Whether both texts are a word, one of them upright, and differ: words are no products of their letters."""
+    """Whether both texts are words that differ: upright, in capitals, or with an "o", which is no variable."""
     left, right = strict_text(answer), strict_text(gold)
-    are_words = _WORD.fullmatch(left) and _WORD.fullmatch(right) and "{" in answer + gold
-    return bool(are_words) and left.lower() != right.lower()
-
-
-def _currencies_differ(answer: str, gold: str) -> bool:
-    """Whether one text has a dollar sign, and the other gives cents."""
-    return any(
-        "\\$" in one and "\\$" not in other and not {"cent", "cents"}.isdisjoint(words(strict_text(other)))
-        for one, other in ((answer, gold), (gold, answer))
-    )
+    if not (_WORD.fullmatch(left) and _WORD.fullmatch(right)) or left.lower() == right.lower():
+        return False
+    return "{" in answer + gold or "o" in left.lower() or (left.isupper() and right.isupper())
 
 
 def _ratios(answer: str, gold: str) -> bool | None:
-    """Ratios of two expressions: `6:4` is `3:2`."""
-    one, other = (_RATIO.fullmatch(strict_text(text)) for text in (answer, gold))
-    if one is None or other is None:
+    """Ratios of expressions: `6:4` is `3:2`."""
+    texts = [strict_text(text).replace("\\colon", ":") for text in (answer, gold)]
+    one, other = (_TO.sub(":", text) if ":" in "".join(texts) else text for text in texts)
+    if not (_RATIO.fullmatch(one) and _RATIO.fullmatch(other)):
         return None
-    left, right = (read_or_none(f"({a['above']})({b['below']})") for a, b in ((one, other), (other, one)))
-    return None if left is None or right is None else same(left, right)
+    mine, yours = one.split(":"), other.split(":")
+    products = [
+        (read_or_none(f"({mine[0]})({b})"), read_or_none(f"({yours[0]})({a})"))
+        for a, b in zip(mine, yours, strict=False)
+    ]
+    if any(left is None or right is None for left, right in products):
+        return None
+    return len(mine) == len(yours) and all(same(left, right) for left, right in products)
 
 
 MAX_RESIDUES = 240

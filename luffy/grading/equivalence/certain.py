@@ -9,13 +9,12 @@ import math
 import re
 from typing import NamedTuple
 
-from luffy.grading.equivalence.text import compact
+from luffy.grading.equivalence.text import PERCENT_WORD, compact
 from luffy.types import Outcome
 
 MAX_ANSWER_CHARS = 4096
 """Longer answers are not verified: no reference is that long, and a request must fit in a pipe's buffer."""
 
-_PERCENT_WORDS = ("percentage", "percent", "pct")
 _NUMBER = re.compile(r"([+-]?)([0-9]*)(?:\.([0-9]*))?")
 MAX_NESTING = 50
 """Deeper expressions are not verified: parsing them takes seconds, and no reference is that deep."""
@@ -50,9 +49,7 @@ def normalise(text: str) -> str:
         text = text.replace(command, replacement)
     text = " ".join(text.split())
     text = text.removesuffix(".").strip()
-    for word in _PERCENT_WORDS:
-        if text.endswith(word):
-            text = text.removesuffix(word).rstrip() + "\\%"
+    text = PERCENT_WORD.sub(r"\\%", text)
     if len(text) > 2 and text[0] == text[-1] == "$" and "$" not in text[1:-1]:
         text = text[1:-1].strip()
     for wrapper in WRAPPERS:
@@ -197,16 +194,13 @@ def _unbraced(text: str) -> str:
     return text
 
 
-def by_label(answer: str, reference: str) -> bool | tuple[str, str]:
-    """Whether an answer chooses the reference's option; where values decide, the two to be compared."""
-    yours = labelled(reference)
-    mine = None if yours is None else labelled(answer)
-    if yours is None or (mine is None and not yours.value):
-        return answer, reference
+def by_label(answer: str, reference: str) -> tuple[str, str]:
+    """What is compared of an answer and a reference that may have labels: their labels, their values, or all."""
+    yours, mine = labelled(reference), labelled(answer)
+    if yours is None:  # the reference may be the value of the option
+        return (mine.value if mine and mine.is_marked and mine.label in "ABCDE" else "") or answer, reference
     if mine is None:
-        return answer, yours.value
+        return answer, yours.value or reference
     if mine.label == yours.label and mine.value and yours.value:
         return mine.value, yours.value
-    if not (mine.is_marked or yours.is_marked):
-        return answer, reference
-    return mine.label == yours.label
+    return (mine.label, yours.label) if mine.is_marked or yours.is_marked else (answer, reference)

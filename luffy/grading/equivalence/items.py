@@ -169,7 +169,7 @@ def contradict(left: Statement, right: Statement) -> bool:
     if len(one) != len(other):
         return False
     if len(one) == 1:
-        return (one[0].scale != other[0].scale or bool(one[0].noun and other[0].noun)) and differ(one[0], other[0])
+        return called(one[0].label) in ("", called(other[0].label)) and differ(one[0], other[0])
     pairs = _paired(one, other)
     return pairs is not None and any(differ(mine, yours) for mine, yours in pairs)
 

@@ -28,6 +28,7 @@ Value = Any
 """A Fraction, an mpf or an mpc."""
 _REAL_POINTS = 6
 _INTEGER_POINTS = (2, 3, 4, 5, 6, 7, 8, 9)
+_I = repr(Variable("i"))
 _STEPWISE = frozenset(("gcd", "lcm", "double factorial"))
 """Operations that are defined only on integers."""
 
@@ -58,7 +59,7 @@ def constant_value(expression: Expression) -> Value | None:
 
 
 def same(left: Expression, right: Expression) -> bool:
-    """Whether two expressions in the same variables are equal wherever both have a value."""
+    """Whether two expressions in the same variables are equal wherever both have a value: a real one, without `i`."""
     if left == right:
         return True
     names = variables(left)
@@ -66,9 +67,10 @@ def same(left: Expression, right: Expression) -> bool:
         return False
     agreed = 0
     for values in _values(left, right, integers=_is_stepwise(left) or _is_stepwise(right)):
-        if not close(*values):
+        if close(*values):
+            agreed += 1
+        elif not all(isinstance(value, mpc) and value.imag for value in values) or _I in repr((left, right)):
             return False
-        agreed += 1
     return agreed >= (_MIN_POINTS if names else 1)
 
 
@@ -187,6 +189,9 @@ def _divide(left: Value, right: Value) -> Value:
 
 
 def _power(base: Value, exponent: Value) -> Value:
+    index = exponent.denominator if isinstance(exponent, Fraction) else 1
+    if index > 1 and index % 2 and not isinstance(base, mpc) and base < 0:  # real, as the root of this index
+        return _power(_root(base, Fraction(index)), Fraction(exponent.numerator))
     if _is_exact(base, exponent) and exponent.denominator == 1:
         bits = max(base.numerator.bit_length(), base.denominator.bit_length())
         if base == 0 and exponent < 0:

@@ -56,7 +56,7 @@ _COUNTED = re.compile(
     r"(?:where|for|with)?\s*(?P<names>[a-z])\s*=\s*0\s*,\s*\\pm\s*1\s*,\s*\\pm\s*2\s*,?\s*(?:\\[lc]?dots|\.\.\.)\s*$"
 )
 _CONDITION_START = re.compile(
-    r"[,;:(]|(?<=[\s)}])\s*(?=(?:where|with|for|attained|achieved|reached)\b)|\s+(?=[A-Za-z]\s*\\in)"
+    r"[,;:(]|(?<=[\s)}])\s*(?=(?:where|when|if|with|for|attained|achieved|reached)\b)|\s+(?=[A-Za-z]\s*\\in)"
 )
 _ORDER = re.compile(r"[<>]|\\(?:ge|le|ne)(?![a-z])")
 _BOUNDED = re.compile(
@@ -98,6 +98,7 @@ def statement(text: str) -> Statement | None:
             return None
         scales = [SCALES[word] for word in words(noun) if word in SCALES]
         noun = " ".join(word for word in noun.split() if word not in SCALES)
+        noun = noun or "degrees" * value.endswith("^\\circ")
         items.append(Item(value, label, noun, Fraction(scales[0] if scales else 1)))
     return Statement(tuple(items), domains)
 

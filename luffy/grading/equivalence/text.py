@@ -64,6 +64,7 @@ _SYMBOLS = str.maketrans(
 )
 _ROOT = re.compile(r"√\s*(?:\(([^()]*)\)|([0-9]+|[A-Za-z]))")
 _ROOT_IN_BRACKETS = re.compile(r"(?:\\|(?<![A-Za-z\\]))sqrt\s*\(([^()]*)\)")
+_BASED = re.compile(r"\(([0-9]+)\)(?=_)")
 _PI = re.compile(r"(?<![A-Za-z\\])pi(?![A-Za-z])")
 _SCIENTIFIC = re.compile(r"(?<![\w.])([0-9]+(?:\.[0-9]+)?)[eE]([+-]?[0-9]{1,3})(?![\w.])")
 _THOUSANDS = re.compile(r"(?<=[0-9])(?:\\[,;:!]|\{,\}|,\\!) ?(?=[0-9]{3}(?![0-9]))")
@@ -86,7 +87,7 @@ def readable(text: str) -> str:
         text = "".join(map(_plain, unicodedata.normalize("NFKC", text.replace("√", "\ue000")))).replace("\ue000", "√")
     text = _ROOT.sub(lambda match: rf"\sqrt{{{match[1] or match[2]}}}", text.translate(_SYMBOLS))
     text = _ROOT_IN_BRACKETS.sub(r"\\sqrt{\1}", text)
-    text = _BOLD.sub(r"\1", text)
+    text = _BASED.sub(r"\1", _BOLD.sub(r"\1", text))
     text = _SCIENTIFIC.sub(r"\1 \\cdot 10^{\2}", _THOUSANDS.sub("", text))
     return _PI.sub(r"\\pi", text).strip()
 
@@ -103,33 +104,20 @@ _SPACE = r"(?:\s|~|\\[ ,;:!]|\\q?quad(?![A-Za-z]))*"
 _AROUND = re.compile(r"(?:\\(?:textcolor|color)\s*\{[^{}]*\}\s*|(?P<line>\\underline\s*))?\{")
 """A command whose last argument, or a group, may be the whole answer."""
 _SWITCH = re.compile(
-    r"\\(?:color\s*\{[^{}]*\}|(?:tiny|small|normalsize|large|Large|LARGE|huge|Huge)(?![A-Za-z]))" + _SPACE
+    r"\\(?:color\s*\{[^{}]*\}|(?:bf|rm|it|tiny|small|normalsize|large|Large|LARGE|huge|Huge)(?![A-Za-z]))" + _SPACE
 )
 _TICK = re.compile(r"\\checkmark\s*$")
-_LABEL = re.compile(r"(?P<command>\\(?:text(?:bf|rm)?|math(?:bf|rm))\s*\{)\s*\([A-E]\)\s*(?P<alone>\}?)" + _SPACE)
-_VALUE = re.compile(r"[0-9.(\[{$-]|\\(?:[dtc]?frac|sqrt|pi|infty|pm|left)(?![A-Za-z])|\\[{$]|[A-Za-z](?![A-Za-z])")
-"""What a value may begin with: `(C)` before an operator, or before "or", is no label."""
 _BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
 _LETTER = re.compile(r"(?<!\\)\b[A-Za-z]")
 _MAX_LAYERS = 4
 
 
-def unadorned(answer: str, gold: str) -> str:
-    """Return `answer` without its presentation; a label stays where the reference has one, too."""
-    text = answer.strip()
+def unadorned(text: str) -> str:
+    """Return `text` without its presentation."""
+    text = text.strip()
     for _ in range(_MAX_LAYERS):
-        shorter = _peeled(text)
-        if not shorter or shorter == text:
-            break
-        text = shorter
-    label = None if _LABEL.search(gold) else _LABEL.match(text)
-    if label is None:
-        return text
-    # The value of `\textbf{(C)}\ 12` or `\textbf{(C) 12}`; a label alone, and several options, stay.
-    value = text[label.end() :]
-    if not value.strip("{} ") or _VALUE.match(value) is None or re.search(r"\([A-E]\)", value):
-        return text
-    return value if label["alone"] else label["command"] + value
+        text = _peeled(text) or text
+    return text
 
 
 def _peeled(text: str) -> str:
@@ -158,7 +146,7 @@ def closes_at_the_end(text: str, start: int, opening: str = "{", closing: str = 
 
 _REPLACED = {
     "\\frac": ("\\dfrac", "\\tfrac", "\\cfrac"),
-    "": ("\\left", "\\right", "\\displaystyle", "\\$", "$", "\\!"),
+    "": ("\\left", "\\right", "\\displaystyle", "US\\$", "\\$", "$", "€", "£", "¥", "₹", "\\!"),
     " ": ("\\,", "\\;", "\\:", "\\quad", "~"),
     ",": ("{,}",),
     ":": ("{:}",),
@@ -178,7 +166,7 @@ _ESCAPED_SPACE = re.compile(r"(?<!\\)((?:\\\\)*)\\ ")
 _STRAY_EMPHASIS = re.compile(r"(?<![\w)\]}])\*\*|\*\*$")
 _TEXT = re.compile(r"\\(?:text|textbf|textit|mathrm|mathbf|textnormal|textrm|mbox|operatorname)\s*\{([^{}]*)\}")
 _DOUBLED = re.compile(r"\\\\(?=(?:left|right|[dt]?frac|sqrt|pi|text|cdot|times|infty|le|ge)(?![a-z]))")
-_PERCENT_WORD = re.compile(r"(?<=[0-9])\s*(?:percentage|percent|pct)$")
+PERCENT_WORD = re.compile(r"(?<=[0-9])\s*(?:percentage|percent|pct)$")
 _SHORT_FRACTION = re.compile(r"\\frac\s*([0-9])\s*([0-9])(?![0-9])")
 _SHORT_ROOT = re.compile(r"\\sqrt\s*([0-9a-zA-Z])")
 _VARIABLE = re.compile(r"^[A-Za-z](?:_\{?\w+\}?)?(?:\([a-z]\))?\s*=\s*(?=[^=]+$)")
@@ -201,7 +189,7 @@ def strict_text(text: str) -> str:
     text = _STRAY_EMPHASIS.sub(" ", _TEXT.sub(r" \1 ", _ESCAPED_SPACE.sub(r"\1 ", text)))
     text = _SHORT_FRACTION.sub(r"\\frac{\1}{\2}", text)
     text = _SHORT_ROOT.sub(r"\\sqrt{\1}", text)
-    return _PERCENT_WORD.sub(r"\\%", " ".join(text.split()).removesuffix(".").strip())
+    return PERCENT_WORD.sub(r"\\%", " ".join(text.split()).removesuffix(".").strip())
 
 
 def without_variable(text: str) -> str:
@@ -264,7 +252,8 @@ eV electronvolt electronvolts; cal calorie calories; bar bars; pc parsec parsecs
 _OTHERS = """
 in inch inches; ft foot feet; yd yard yards; mi mile miles; oz ounce ounces; lb lbs pound pounds; min minute minutes;
 h hr hrs hour hours; day days; week weeks; month months; mph; gallon gallons; dollar dollars; cent cents; euro euros;
-degree degrees; rad radian radians; AU; ly; atm atmosphere atmospheres; u amu; dB; dyn dyne dynes; erg ergs; ppm
+degree degrees deg; rad radian radians; AU; ly; atm atmosphere atmospheres; u amu; dB; dyn dyne dynes; erg ergs; ppm;
+um micron microns micrometer micrometers micrometre micrometres; angstrom angstroms; torr; Msun; Lsun; Rsun
 """
 _PREFIX_NAMES = "- - p pico n nano u micro m milli c centi d deci k kilo M mega G giga T tera P peta"
 _PREFIXES = _PREFIX_NAMES.split()
@@ -286,8 +275,8 @@ _WORD = re.compile(r"[A-Za-z]+(?:_[a-z]+)?")
 _HALF_OF_DAY = re.compile(r"(?<=[0-9])\s*([apAP])\.?\s?[mM]\b\.?")
 _SEGMENT = re.compile(r"(?<![A-Za-z])[A-Z]{2}(?![A-Za-z])")
 _TRAILING = re.compile(
-    r"(?P<value>.*[0-9)}\]!]|.*\\pi)(?P<space>\s*)(?P<noun>[A-Za-z]{1,20}(?:\s*\^\s*\{?[0-9]\}?)?"
-    r"(?:(?:\s*/\s*|\s+)[A-Za-z]{1,20}(?:\s*\^\s*\{?[0-9]\}?)?){0,5})",
+    r"(?P<value>.*[0-9)}\]!]|.*\\pi)(?P<space>\s*)(?P<noun>[A-Za-z]{1,20}(?:\s*\^\s*\{?-?[0-9]\}?)?"
+    r"(?:(?:\s*/\s*|\s+)[A-Za-z]{1,20}(?:\s*\^\s*\{?-?[0-9]\}?)?){0,5})",
     re.DOTALL,
 )
 _POWERS = re.compile(r"\b(square|sq|cubic|cu)\.?\s+([A-Za-z]+)")
@@ -357,10 +346,22 @@ def units_differ(left: str, right: str) -> bool:
 
 _UPRIGHT = r"\\(?:text(?:rm|normal)?|mathrm|mbox)\s*\{(?:[^{}]|\{[^{}]*\})*\}(?:\s*\^\s*(?:\{-?[0-9]\}|[0-9]))?"
 _UPRIGHT_UNIT = re.compile(
-    rf"(?<=[0-9)}}])(?:(?:\s|~|/|\\[ ,;:!]|\\cdot(?![a-z])|\\mu(?![a-z]))*(?:{_UPRIGHT}|\\Omega|\\AA))+"
+    r"(?<=[0-9)}])(?:(?:\s|~|/|·|\\[ ,;:!]|\\cdot(?![a-z])|\\mu(?![a-z]))*"
+    rf"(?:{_UPRIGHT}|\\Omega|\\AA|[ΩÅ]|(?:\\mu\s*|[μµ])m))+"
     r"(?=[\s.]*(?:$|[$,;)\]]|\\\}))"
 )
-_GREEK_UNITS = {r"\\mu(?![a-z])\s*(?:\\(?:text|mathrm)\s*\{)?|[μµ]": "u", r"\\Omega|Ω": "ohm", r"\\AA|Å": "angstrom"}
+_UNIT_QUOTIENT = re.compile(
+    rf"\\[dt]?frac\s*\{{\s*({_UPRIGHT})\s*\}}\s*\{{\s*((?:{_UPRIGHT}(?:\s|\\cdot|\\[ ,])*)+)\}}"
+)
+_SOLAR = re.compile(r"(?:\\(?:text|mathrm)\s*\{)?\s*([MLR])\}?_\s*\{?\s*\\odot\s*\}*")
+_SIGNS = r"\\mu(?![a-z])|\\Omega|\\AA|[ΩÅμµ]"
+_PLAIN_UNIT = re.compile(rf"(?<=[0-9)}}\s])(?!e[-+]?[0-9])(?:{_SIGNS}|[A-Za-z])(?:{_SIGNS}|[A-Za-z0-9/^{{}}()·\s-])*$")
+_GREEK_UNITS = {
+    r"\\mu(?![a-z])\s*(?:\\(?:text|mathrm)\s*\{)?|[μµ]": "u",
+    r"\\Omega|Ω": "ohm",
+    r"\\AA|Å": "angstrom",
+    r"\\(?:cdot|[a-z]+\s*\{|[ ,;:!])|[{}~·]|(?<=/)\s*\(|\)": " ",
+}
 _UNIT_FACTORS = re.compile(r"(?:[\s/]*[A-Za-z]+(?:\s*\^\s*-?[0-9])?)+[\s.]*")
 _SHORT_WORDS = "i e am AM PM or and if is as so to no of on it at by all any odd"
 _NO_UNITS = frozenset(_SHORT_WORDS.split())
@@ -375,33 +376,36 @@ def without_upright_units(answer: str, gold: str) -> tuple[str, str] | None:
     Upright letters after a number are a unit, never a product of variables: `5\\text{ T}`, `1.6\\,\\mu\\mathrm{m}`.
     """
     (bare, found), (reference, wanted) = _upright_units(answer), _upright_units(last_box(gold) or gold)
-    if (found and "%" in reference) or (wanted and "%" in bare):
-        return None
+    for units, text in ((found, reference), (wanted, bare)):
+        if units and ("%" in text or ("\\circ" in text and set(units) != {canonical_unit("degrees")})):
+            return None
     if found and wanted and set(found) != set(wanted):
         is_known = any(isinstance(factor, int) for unit in (*found, *wanted) for factor, _ in unit)
         return None if is_known else (answer, gold)
     if len(set(found)) > 1 and wanted:
         return answer, gold  # which belongs to which
-    for units, text in ((found, answer), (wanted, gold)):
+    for units, text, others in ((found, answer, wanted), (wanted, gold, found)):
         if not units and _OTHER_LETTERS.search(text.strip(" .$")):
-            return answer, gold
+            value, plain = _upright_units(_PLAIN_UNIT.sub(lambda match: rf"\text{{{match[0]}}}", text.strip(" .$")))
+            if not plain or set(plain) != set(others):
+                return answer, gold
+            return (value, reference) if text is answer else (bare, value)
     return bare, reference if wanted else gold
 
 
 def _upright_units(text: str) -> tuple[str, list[Unit]]:
     """The text without its upright units, and these; unchanged where other upright text remains."""
-    bare = _UPRIGHT_UNIT.sub("", text)
-    if bare == text or "\\text" in bare or "\\math" in bare or "\\circ" in bare:
+    plain = _SOLAR.sub(r"\\text{\1sun}", _UNIT_QUOTIENT.sub(r"\1/\2", text))
+    bare = _UPRIGHT_UNIT.sub("", plain)
+    if bare == plain or "\\text" in bare or "\\math" in bare or "\\circ" in bare:
         return text, []
     units = []
-    for unit in _UPRIGHT_UNIT.findall(text):
-        for written, plain in _GREEK_UNITS.items():
-            unit = re.sub(written, plain, unit)
-        plain = re.sub(r"\\(?:cdot|[a-z]+\s*\{|[ ,;:!])|[{}~]", " ", unit)
-        found = _ANY_LETTERS.findall(plain)
-        if not _UNIT_FACTORS.fullmatch(plain) or any(
-            word in _NO_UNITS or (len(word) > 2 and word not in UNITS) for word in found
+    for unit in _UPRIGHT_UNIT.findall(plain):
+        for written, letters in _GREEK_UNITS.items():
+            unit = re.sub(written, letters, unit)
+        if not _UNIT_FACTORS.fullmatch(unit) or any(
+            word in _NO_UNITS or (len(word) > 2 and word not in UNITS) for word in _ANY_LETTERS.findall(unit)
         ):
             return text, []
-        units.append(canonical_unit(plain))
+        units.append(canonical_unit(unit))
     return bare, units

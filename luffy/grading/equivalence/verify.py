@@ -15,13 +15,13 @@ from collections.abc import Sequence
 from fractions import Fraction
 
 from math_verify import ExprExtractionConfig, LatexExtractionConfig, parse, verify
-from sympy import Basic, Expr, MatrixBase, N, Rational
+from sympy import Basic, Expr, MatrixBase, N
 
-from luffy.grading.equivalence.alike import alike, conflicting, halves_of_day
+from luffy.grading.equivalence.alike import alike, conflicting, currencies_differ
 from luffy.grading.equivalence.certain import normalise
 from luffy.grading.equivalence.expression import DEGREE, read_or_none, variables
 from luffy.grading.equivalence.math_strict import strictly_equal
-from luffy.grading.equivalence.numeric import constant_value, distinct, is_decimal, rounded_decimal
+from luffy.grading.equivalence.numeric import constant_value, distinct
 from luffy.grading.equivalence.statement import bases, brackets, elements
 from luffy.grading.equivalence.text import (
     UNITS,
@@ -34,6 +34,7 @@ from luffy.grading.equivalence.text import (
     without_unit,
     without_upright_units,
     without_variable,
+    words,
 )
 from luffy.grading.extract import last_box
 from luffy.types import Outcome
@@ -43,11 +44,10 @@ _TINY = 1e-3
 _RELATIVE = 1e-6
 _FAR = Fraction(1, 10)
 """No rounding makes two numbers equal that differ by more."""
-_PROSE = re.compile(r"\\text(?:bf|rm)?\s*\{[^{}]*[A-Za-z]{3,}[^{}]*\s[^{}]*[A-Za-z]{3,}[^{}]*\}")
 _NUMBER = re.compile(r"[0-9]+(?:\.[0-9]+)?")
 _PRIME = re.compile(r"([A-Za-z)}'])(?='|\s*\^?\{?\\prime)")
 _PRIMES = re.compile(r"\s*\^\s*(?:\{\s*(?:\\prime\s*)+\}|\\prime(?![a-z]))")
-_D = r"(?:\\(?:mathrm|text)\s*\{\s*d\s*\}|d)"
+_D = r"(?:\\(?:mathrm|text)\s*\{\s*d\s*\}|\\partial|d)"
 _DERIVATIVE = re.compile(
     rf"\\[dt]?frac\s*\{{\s*{_D}\s*(?:\^\s*\{{?(?P<order>[2-9])\}}?\s*)?(?P<function>[A-Za-z])\s*\}}"
     rf"\s*\{{\s*{_D}\s*(?P<variable>[A-Za-z])\s*(?(order)\^\s*\{{?(?P=order)\}}?)\s*\}}"
@@ -69,10 +69,12 @@ def verify_answer(answer: str, ground_truth: str) -> Outcome:
 
     May take forever, exhaust its memory or crash the interpreter: `9^{9^{9^9}}` is a legal answer.
     """
-    answer = unadorned(answer, ground_truth)
+    answer = unadorned(answer)
     known = _by_money(answer, ground_truth)
     if known is not None:
         return known
+    if currencies_differ(answer, last_box(ground_truth) or ground_truth):
+        return Outcome.WRONG
     for rule in (without_upright_units, _with_primes):
         pair = rule(answer, ground_truth)
         if pair is None:
@@ -86,9 +88,8 @@ def verify_answer(answer: str, ground_truth: str) -> Outcome:
     gold, target = _parse(ground_truth), _parse(answer)
     if verify(gold, target, timeout_seconds=None, allow_set_relation_comp=True):
         return Outcome.WRONG if _disagree(answer, ground_truth, gold, target) else Outcome.CORRECT
-    if _rounds_to(ground_truth, target):
-        return Outcome.CORRECT
-    return Outcome.WRONG if _is_read(gold) and _is_read(target) else Outcome.UNPARSABLE
+    are_read = all(any(isinstance(value, Basic | MatrixBase) for value in parsed) for parsed in (gold, target))
+    return Outcome.WRONG if are_read else Outcome.UNPARSABLE
 
 
 def _by_money(answer: str, ground_truth: str) -> Outcome | None:
@@ -118,7 +119,7 @@ def _with_primes(answer: str, ground_truth: str) -> tuple[str, str] | None:
     if any(by[name] != wanted[name] for name in by.keys() & wanted.keys()):
         return None
     stated = set().union(*by.values(), *wanted.values())
-    if any(variable not in yours for name in by.keys() - wanted.keys() for variable in by[name]):
+    if any(variable[0] not in yours for name in by.keys() - wanted.keys() for variable in by[name]):
         return answer, ground_truth
     mine, yours = (re.sub(rf"(?<=')\s*\(([{''.join(stated)}])\)", "", text) for text in (mine, yours))  # y'(x)
     return mine, yours
@@ -130,8 +131,11 @@ def _primed(text: str) -> tuple[str, dict[str, set[str]]]:
 
     def primes(match: re.Match[str]) -> str:
         name = match["function"] or match["above"] or match["moving"]
-        by.setdefault(name, set()).add(match["variable"] or match["below"] or "t")
-        return name + "'" * (len(match["dots"] or "") or int(match["order"] or 1)) + " "
+        marks = "'" * (len(match["dots"] or "") or int(match["order"] or 1))
+        variable = match["variable"] or match["below"] or "t"
+        # Of several variables primes do not tell which one is derived twice.
+        by.setdefault(name, set()).add(variable + marks if "partial" in match[0] else variable)
+        return f"{name}{marks} "
 
     text = _PRIMES.sub(lambda match: "'" * match[0].count("prime"), text)
     return _DERIVATIVE.sub(primes, text), by
@@ -168,18 +172,12 @@ def _parse(text: str) -> Parsed:
     return parse(boxed, extraction_config=_EXTRACTION, parsing_timeout=None)
 
 
-def _is_read(parsed: Parsed) -> bool:
-    return any(isinstance(value, Basic | MatrixBase) for value in parsed)
-
-
 def _disagree(answer: str, ground_truth: str, gold: Parsed, target: Parsed) -> bool:
     """Whether two sides that math-verify considers equal differ in something that it ignores."""
     if conflicting(answer, ground_truth):
         return True
     left, right = strict_text(answer), strict_text(last_box(ground_truth) or ground_truth)
-    is_set = [text.startswith("\\{") and text.endswith("\\}") for text in (left, right)]
-    is_tuple = [text.startswith("(") and text.endswith(")") and "," in text for text in (left, right)]
-    if (is_set[0] and is_tuple[1]) or (is_set[1] and is_tuple[0]):
+    if "," in left and {brackets(left), brackets(right)} == {"()", "\\{\\}"}:
         return True
     if bases(left) and bases(right) and bases(left) != bases(right):
         return True
@@ -196,19 +194,15 @@ def _disagree(answer: str, ground_truth: str, gold: Parsed, target: Parsed) -> b
         return True
     if _symbols_differ(left, right):
         return True
-    if _PROSE.search(answer) and _PROSE.search(ground_truth):
-        return _NUMBER.findall(answer) != _NUMBER.findall(ground_truth)
     mine, yours = read_or_none(left), read_or_none(right)
     if mine is not None and yours is not None and "." not in left + right:  # there is nothing that could be rounded
-        values = constant_value(mine), constant_value(yours)
-        if None not in values and distinct(*values):
+        exact = constant_value(mine), constant_value(yours)
+        if None not in exact and distinct(*exact):
             return True
     # Small constants may differ in more than their last digits: six decimals see no difference there.
-    constants = _constant(gold), _constant(target)
-    if constants[0] is None or constants[1] is None:
-        return False
-    small = [N(each, 30) for each in constants]
-    if not all(each.is_Number for each in small):
+    values = [value for value in (*gold[:1], *target[:1]) if isinstance(value, Expr) and value.is_number]
+    small = [N(value, 30) for value in values if value.is_real and value.is_finite]
+    if len(small) < 2 or not all(each.is_Number for each in small):
         return False  # sympy leaves `42 \bmod 43` as it is
     size = max(map(abs, small))
     return bool(size < _TINY and abs(small[0] - small[1]) > _RELATIVE * size)
@@ -216,7 +210,7 @@ def _disagree(answer: str, ground_truth: str, gold: Parsed, target: Parsed) -> b
 
 def _symbols_differ(left: str, right: str) -> bool:
     """Whether two sides have other variables, or differ once capitals and small letters are told apart."""
-    if (_LABEL.fullmatch(left) and _LABEL.fullmatch(right)) or halves_of_day(left):
+    if (_LABEL.fullmatch(left) and _LABEL.fullmatch(right)) or {"am", "pm"} & set(words(left)):
         return False  # the case of an option's label does not matter, nor does that of "AM"
     # Other variables, as in `2ab` and 2; letters that are a unit are none.
     units = [_UNIT_LETTER.fullmatch(text) for text in (left, right)]
@@ -233,20 +227,3 @@ def _symbols_differ(left: str, right: str) -> bool:
     symbols = {symbol for run in runs for symbol in ([run] if run.startswith("\\") else run)}
     mixes_cases = len({symbol.lower() for symbol in symbols}) < len(symbols)
     return mixes_cases and strictly_equal(left, right)[0] is not Outcome.CORRECT
-
-
-def _constant(parsed: Parsed) -> Expr | None:
-    value = parsed[0] if parsed else None
-    is_constant = isinstance(value, Expr) and value.is_number and value.is_real and value.is_finite
-    return value if is_constant and isinstance(value, Expr) else None
-
-
-def _rounds_to(ground_truth: str, target: Parsed) -> bool:
-    """Whether the reference is a decimal that an exact answer, itself no decimal, rounds to."""
-    rounded, value = rounded_decimal(strict_text(ground_truth)), _constant(target)
-    if rounded is None or value is None or value.is_Float:
-        return False
-    if isinstance(value, Rational) and is_decimal(Fraction(value.p, value.q)):
-        return False
-    reference, decimals = rounded
-    return bool(abs(N(value, 30) - Rational(reference.numerator, reference.denominator)) * 10**decimals <= 0.5)

@@ -100,6 +100,8 @@ def test_huge_nesting_is_returned_whole() -> None:
         ("#### 17\nNo:\n#### -1,234.5 \n\n", "-1,234.5"),
         (r"#### \frac{1}{2}", r"\frac{1}{2}"),
         ("#### $5", "$5"),
+        ("#### 18 dollars per day", "18 dollars per day"),
+        ("#### 3. compute the sum", None),
         (r"\boxed{17}" + "\n#### 18", "17"),
         # Headings, and lines that are not the last.
         ("#### 18\nThat is the price of 3.", None),

@@ -13,6 +13,7 @@ RIGHT = [
     *((r"\text{(C)}", answer) for answer in ("C. 12", "C) 12", r"(C)\ \frac{1}{2}", r"\text{Option C}", "C")),
     *((r"\textbf{(C)}\ 12", answer) for answer in ("C", "(C)", "12", r"\text{(C) }12", r"\frac{24}{2}")),
     *((reference, "12") for reference in (r"\textbf{(C) }12", r"\mathrm{(C)}\ 12", r"(C)\ 12", "C. 12")),
+    *(("12", answer) for answer in ("A) 12", "C. 12", "C: 12", r"\textbf{(C)}\ 12")),
     (r"\textbf{(C)}\ \frac{1}{2}", "0.5"),
     (r"\textbf{(C)} -12", "-12"),
 ]
@@ -21,6 +22,7 @@ WRONG = [
     *(("C", answer) for answer in ("C-12", "(C) + 12", "(C) - 12", "C(12)", "12C", "C:12", r"(C) \cup (D)", "C_1")),
     *((r"\text{(C)}", answer) for answer in ("12", "D", r"\text{(C) is wrong}", r"\text{not (C)}", "A. B. C")),
     *((r"\textbf{(C)}\ 12", answer) for answer in ("B", "13", r"\textbf{(B)}\ 12", r"\textbf{(C)}\ 13", "c+12")),
+    *(("12", answer) for answer in ("A) 13", "F. 12", "A. 12 or 13", "C")),
     ("(A)x+1", "A"),
     ("(A) + 1", "A"),
     ("A:5", "A"),

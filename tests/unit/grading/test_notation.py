@@ -32,7 +32,37 @@ ZEROS_AND_ALTERNATIVES = [
     (r"\pm 3", r"3 \text{ or } -3", True),
     (r"(-\infty,2)\cup(3,\infty)", r"x<2 \text{ or } x>3", True),
 ]
+MOMENTS_AND_RATIOS = [
+    ("15:30", r"3:30\text{ PM}", True),
+    ("15:30", r"3:30\text{ AM}", False),
+    ("3:30 PM", "3:30", True),
+    ("3:30 PM", "3:40", False),
+    ("10 a.m.", r"10:00\text{ AM}", True),
+    ("12:30 AM", "0:30", True),
+    ("12:30", "12/30", False),
+    ("2:00", "2", False),
+    ("2024-01-05", "2024-05-01", False),
+    ("3:11", "6:22", True),
+    ("3:4", r"3\colon 4", True),
+    ("3:4", r"3\text{ to }4", True),
+    ("1:2:3", "2:4:6", True),
+    ("1:2:3", "1:3:2", False),
+    ("1:2", "1:2:3", False),
+    ("204_5", "(204)_5", True),
+    ("204_5", "(204)_6", False),
+    ("204", r"\bf 204", True),
+]
+ROOTS = [
+    (r"\sqrt{1/n}", r"\frac{1}{\sqrt{n}}", True),
+    (r"\sqrt{n}", r"-\sqrt{n}", False),
+    ("x^{2/3}", r"\sqrt[3]{x^2}", True),
+    ("x", r"\sqrt{x^2}", False),
+    ("x^{1/2}", r"\sqrt{|x|}", False),
+    (r"\ln|x|", r"\ln x", False),
+]
 WORDS = [
+    ("dog", "god", False),
+    ("ABC", "BCA", False),
     ("10", r"10 \text{ a.m.}", True),
     ("10", r"11 \text{ a.m.}", False),
     (r"10 \text{ p.m.}", r"10 \text{ a.m.}", False),
@@ -81,6 +111,13 @@ PRIMES = [
     ("f'(x)", r"f^\prime(x)", True),
     ("y'", "y", False),
     (r"\ddot{x}", r"\dot{x}", False),
+    (r"\frac{\partial f}{\partial x}", r"\frac{\partial f}{\partial y}", False),
+    (r"u_t = \frac{\partial^2 u}{\partial x^2}", r"u_t = \frac{\partial^{2} u}{\partial x^{2}}", True),
+    (
+        r"\frac{\partial u}{\partial t}=\frac{\partial^2 u}{\partial x^2}",
+        r"\frac{\partial u}{\partial x}=\frac{\partial^2 u}{\partial t^2}",
+        False,
+    ),
 ]
 DERIVATIVES = [
     (r"\frac{dy}{dx}=x", "y'=x", True),
@@ -144,6 +181,9 @@ MONEY = [
     (r"0.75\text{ m}", r"75\text{ cents}", False),
     (r"0.75\text{ m}", "75", False),
     (r"75\%", r"75\text{ cents}", False),
+    ("18", "€18", True),
+    ("18", r"US\$18", True),
+    (r"\$18", "€18", False),
     ("7.6", r"7.6\text{ Z}", True),
     ("7.6", r"7.5\text{ Z}", False),
 ]
@@ -164,6 +204,9 @@ CONDITIONS = [
     ("42", r"42, \text{ where } x=1", True),
     ("42", r"41, \text{ where } x=42", False),
     ("2x", r"x, \text{ where } x=2x", False),
+    ("2", r"1 \text{ where } x=2", False),
+    ("3", r"5 \text{ when } n=3", False),
+    ("5", r"5 \text{ when } n = 3", True),
     ("42", r"43, \text{ where } x=1", False),
     ("2x", r"3x \text{ for all } x\in\mathbb{R}", False),
     ("f(x)=x", r"f(x)=x \quad \forall x\in\mathbb{R}", True),
@@ -173,7 +216,17 @@ CONDITIONS = [
 
 @pytest.mark.parametrize(
     ("gold", "answer", "same"),
-    [*ZEROS_AND_ALTERNATIVES, *WORDS, *PERCENTAGES, *PRIMES, *DERIVATIVES, *MONEY, *CONDITIONS],
+    [
+        *ZEROS_AND_ALTERNATIVES,
+        *MOMENTS_AND_RATIOS,
+        *ROOTS,
+        *WORDS,
+        *PERCENTAGES,
+        *PRIMES,
+        *DERIVATIVES,
+        *MONEY,
+        *CONDITIONS,
+    ],
 )
 def test_the_same_in_another_notation_is_right_and_a_look_alike_wrong(gold: str, answer: str, same: bool) -> None:
     assert (run_check(MATH, answer, gold, "")[0] is Outcome.CORRECT) is same

@@ -62,12 +62,12 @@ def test_presentation_is_no_part_of_an_answer_and_what_only_looks_like_it_stays_
 
 @pytest.mark.parametrize("answer", ["12", r"\frac{1}{2}", "(C)", r"\{1, 2\}", "{1}+{2}", r"x \le 2", r"\text{(A, B)}"])
 def test_an_answer_without_presentation_is_left_as_it_is(answer: str) -> None:
-    assert unadorned(answer, "12") == answer
+    assert unadorned(answer) == answer
 
 
 @pytest.mark.parametrize("unit", ["{", r"\ ", r"\textcolor{a}{", r"\checkmark ", r"\large ", r"\textbf{(C)}\ ", " "])
 def test_the_longest_answers_take_no_time(unit: str) -> None:
     started = time.process_time()
     for answer in (unit * (4096 // len(unit)), unit * (2000 // len(unit)) + "x" + unit * (2000 // len(unit))):
-        unadorned(answer, "3")
+        unadorned(answer)
     assert time.process_time() - started < 1.0

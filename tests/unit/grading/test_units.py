@@ -24,6 +24,17 @@ SAME = [
     (r"5\text{ kPa}", r"5\text{ kilopascals}"),
     (r"5\text{ m/s}", r"5\,\mathrm{m}\cdot\mathrm{s}^{-1}"),
     ("(1,2)", r"(1\text{ m}, 2\text{ m})"),
+    ("5000 G", r"5000\text{ gauss}"),
+    ("10 pc", r"10\text{ parsecs}"),
+    (r"5\ \mu m", r"5\text{ µm}"),
+    (r"5\ \mu m", r"5\text{ microns}"),
+    (r"100\ \Omega", "100 Ω"),
+    ("9.8 m/s^2", r"9.8\text{ m s}^{-2}"),
+    ("9.8", r"9.8\,\frac{\text{m}}{\text{s}^2}"),
+    ("4.18", r"4.18\text{ J/(g·K)}"),
+    ("0.7", r"0.7\,M_{\odot}"),
+    ("11000", r"11000\, kcal m^{-2} yr^{-1}"),
+    ("28.8", r"28.8\, s^{-1}"),
 ]
 DIFFERENT = [
     ("1.6", r"-1.6\text{ eV}"),
@@ -37,6 +48,12 @@ DIFFERENT = [
     (r"2\text{ m}", "2x"),
     ("10", r"10\text{ dozen}"),
     (r"\$5", r"5\text{ cents}"),
+    ("5000 G", r"5000\text{ T}"),
+    (r"5\ \mu m", r"5\text{ mm}"),
+    ("9.8 m/s^2", r"9.8\text{ m/s}"),
+    (r"0.7 M_\odot", r"0.7 L_\odot"),
+    (r"30^\circ", r"30\text{ radians}"),
+    ("3", "3 n^{-1}"),
     (r"5\text{ cm}, 3\text{ m}", r"5\text{ m}, 3\text{ cm}"),
 ]
 
