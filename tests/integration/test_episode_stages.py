@@ -171,5 +171,5 @@ def test_difficulty_measures_episodes(finished):
     assert len(rows) == 24
     assert any(row["num_correct"] for row in rows)
     assert any(row["mean_tokens"] > 8 for row in rows)  # which no single turn may have
-    card = json.loads((only(finished, "difficulty") / "card.json").read_text())
-    assert card["outcomes"]["correct"] and not card["outcomes"]["crashed"]
+    outcomes = json.loads((only(finished, "difficulty") / "card.json").read_text())["rates"]["outcomes"]
+    assert outcomes["correct"] and not outcomes["crashed"]
