@@ -133,7 +133,7 @@ def _primed(text: str) -> tuple[str, dict[str, set[str]]]:
         name = match["function"] or match["above"] or match["moving"]
         marks = "'" * (len(match["dots"] or "") or int(match["order"] or 1))
         variable = match["variable"] or match["below"] or "t"
-        # Of several variables primes do not tell which one is derived twice.
+        # With several variables, primes do not say by which one is derived twice.
         by.setdefault(name, set()).add(variable + marks if "partial" in match[0] else variable)
         return f"{name}{marks} "
 
