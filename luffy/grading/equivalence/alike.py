@@ -221,9 +221,10 @@ def _ratios(answer: str, gold: str) -> bool | None:
         (read_or_none(f"({mine[0]})({b})"), read_or_none(f"({yours[0]})({a})"))
         for a, b in zip(mine, yours, strict=False)
     ]
-    if any(left is None or right is None for left, right in products):
+    read = [(left, right) for left, right in products if left is not None and right is not None]
+    if len(read) < len(products):
         return None
-    return len(mine) == len(yours) and all(same(left, right) for left, right in products)
+    return len(mine) == len(yours) and all(same(left, right) for left, right in read)
 
 
 MAX_RESIDUES = 240
