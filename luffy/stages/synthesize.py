@@ -11,10 +11,10 @@ Writes the training data of prepare_data with the answers that are kept (train.p
 rl_complement.parquet, validation.parquet, tokenizer/), card.json and card.md. SFT, `difficulty` and RL read this
 directory in place of prepare_data's.
 
-Answers are saved in paid_answers.jsonl as they arrive, those of endpoints one by one, those of model folders batch by
-batch: a killed stage asks only for the rest. With an environment an answer is an episode; an endpoint's turns are saved
-one by one, so a killed episode goes on after the last of them. Answers of an endpoint are reused by every stage of the
-workspace that asks for the same ones. They outlive changes of the training data.
+Answers are saved as they arrive, in paid_answers.jsonl (endpoints, one by one) and folder_answers.jsonl (model folders,
+batch by batch): a killed stage asks only for the rest. With an environment an answer is an episode; an endpoint's turns
+are saved one by one, so a killed episode goes on after the last of them. Answers of an endpoint are reused by every
+stage of the workspace that asks for the same ones. They outlive changes of the training data.
 """
 
 import hashlib
@@ -49,6 +49,7 @@ from luffy.rollout.vllm_limits import context_length, read_shape
 from luffy.stages.answers.asker import Asker, open_graders
 from luffy.stages.answers.clients import SampleRequest, as_trace, open_client, open_generator, trace_of
 from luffy.stages.answers.paid import open_paid
+from luffy.stages.answers.store import AnswerStore
 from luffy.stages.program import StageContext, StageResult, main
 from luffy.stages.synthesis.ledger import Ledger, Usage
 from luffy.stages.synthesis.rounds import Teacher, TeacherTurn, Work, take_turn, teacher_card, with_trace
@@ -56,6 +57,7 @@ from luffy.stages.synthesis.teachers import PaidTeacher
 from luffy.training.model_folder import copy_tokenizer, model_folder
 from luffy.types import Origin, Prompt, Trace
 
+_FOLDER_ANSWERS = "folder_answers.jsonl"
 _PAID_BATCH, _PAID_BATCH_IN_BUDGET = 32, 4
 """Questions per batch, as a multiple of those under way at once: a batch ends with fewer and fewer. A teacher that
 exceeds `max_response_tokens` can overspend a budget by what one batch exceeds it."""
@@ -102,10 +104,12 @@ def run(settings: SynthesizeSettings, context: StageContext) -> StageResult:
     )
     write_atomic(out / "card.json", card_json(card))
     write_atomic(out / "card.md", card_markdown(synthesis_section(card)))
-    if work.store.num_adopted:
-        context.events.message(f"reuses {work.store.num_adopted} answers that earlier stages got")
+    for store in work.stores.values():
+        if store.num_adopted:
+            context.events.message(f"reuses {store.num_adopted} answers that earlier stages got")
     if not taught:
         context.events.message("no prompt got a trace: no answer was correct and usable (card.md)")
+    resumed = sum(store.num_resumed for store in work.stores.values())
     metrics = {
         "prompts/asked": float(card.asked_about - len(card.never_asked)),
         "prompts/given_a_trace": float(card.given),
@@ -115,13 +119,13 @@ def run(settings: SynthesizeSettings, context: StageContext) -> StageResult:
     metrics |= {f"pass_rate/{name}": teacher.pass_rate for name, teacher in card.teachers.items()}
     metrics |= {f"traces/{origin}": float(count) for origin, count in card.origins.items()}
     metrics |= {} if card.cost is None else {"cost": card.cost}
-    return StageResult((*written.files, "tokenizer", "card.json", "card.md"), metrics, work.store.num_resumed)
+    return StageResult((*written.files, "tokenizer", "card.json", "card.md"), metrics, resumed)
 
 
 @contextmanager
 def _opened_work(settings: SynthesizeSettings, context: StageContext) -> Iterator[Work]:
-    """The graders, the rules for traces, the store and the budget."""
-    data, config = context.inputs["data"], settings.synthesize
+    """The graders, the rules for traces, the stores and the budget."""
+    data, config, out = context.inputs["data"], settings.synthesize, context.out
     tokenizer = load_tokenizer(data / "tokenizer")
     environment = settings.environment
     rejects = settings.data.replay_traces == "reject"
@@ -129,9 +133,14 @@ def _opened_work(settings: SynthesizeSettings, context: StageContext) -> Iterato
     replayer = EnvironmentReplayer(environment) if environment is not None and rejects else None
     row_filter = RowFilter(tokenizer, rules, _benchmarks(settings.data, data, settings.seed), replayer)
     ledger = Ledger({name: teacher.price for name, teacher in config.teachers.items()}, config.budget)
-    with open_graders(settings.grading, context) as (grader, judges), closing(open_paid(context.out)) as store:
+    with (
+        open_graders(settings.grading, context) as (grader, judges),
+        closing(open_paid(out)) as of_endpoints,
+        closing(AnswerStore(out / _FOLDER_ANSWERS)) as of_folders,
+    ):
+        stores = {True: of_endpoints, False: of_folders}
         instructions = {} if environment is None else instructions_by_source(environment)
-        yield Work(settings, context, tokenizer, row_filter, grader, store, ledger, judges, instructions)
+        yield Work(settings, context, tokenizer, row_filter, grader, stores, ledger, judges, instructions)
 
 
 def _ask_all(prompts: Sequence[Prompt], work: Work) -> list[TeacherTurn]:
@@ -225,17 +234,17 @@ def _opened_folder(name: str, asked: Sequence[Prompt], work: Work) -> Iterator[T
 
 
 def _kept_traces(turns: Sequence[TeacherTurn], work: Work, uid: str) -> list[Trace]:
-    """The new traces of a prompt, read from the store only now.
+    """The new traces of a prompt, read from the stores only now.
 
     Those of the first teacher come first; of equal answers only the first teacher's is kept.
     """
     config, found, seen = work.settings.synthesize, list[Trace](), set[str]()
     for turn in turns:
-        teacher, traces = config.teachers[turn.name], []
+        teacher, store, traces = config.teachers[turn.name], work.store_of(turn.name), []
         for verdict in turn.usable(uid):
             if verdict.text_hash not in seen:
                 seen.add(verdict.text_hash)
-                trace = trace_of(work.store[verdict.key], turn.name, teacher.model, teacher.decoding, turn.origin)
+                trace = trace_of(store[verdict.key], turn.name, teacher.model, teacher.decoding, turn.origin)
                 text = trace.text if trace.turns else with_opened_thinking(trace.text)
                 traces.append(replace(trace, text=text))
         found += kept_traces(traces, config.keep)

@@ -60,8 +60,8 @@ class Work:
     """Tokenizer of the policy."""
     row_filter: RowFilter
     grader: GraderPool
-    store: AnswerStore
-    """The answers of all teachers."""
+    stores: Mapping[bool, AnswerStore]
+    """The answers of teachers behind an endpoint (True) and of teachers in a model folder (False)."""
     ledger: Ledger
     judges: Judges
     """Judges for the measures of episodes that need one."""
@@ -70,6 +70,9 @@ class Work:
     answered: int = 0
     total: int = 0
     """Upper bound on the number of questions."""
+
+    def store_of(self, name: str) -> AnswerStore:
+        return self.stores[self.settings.synthesize.teachers[name].endpoint is not None]
 
     def progress(self, count: int) -> None:
         self.answered += count
@@ -110,7 +113,7 @@ class Teacher:
 
         Questions that the budget does not allow are left out at the end.
         """
-        config, store = self.work.settings.synthesize.teachers[self.name], self.work.store
+        config, store = self.work.settings.synthesize.teachers[self.name], self.work.store_of(self.name)
         samples = self.keyed(questions)
         store.adopt(sample.key for sample in samples)
         self.num_admitted = 0
@@ -211,7 +214,7 @@ def take_turn(teacher: Teacher, prompts: Sequence[Prompt], origin: Origin | None
         ]
         asked = teacher.ask(questions)
         for start in range(0, len(asked), _AT_ONCE):
-            for verdict in _verdicts(asked[start : start + _AT_ONCE], work):
+            for verdict in _verdicts(asked[start : start + _AT_ONCE], work.store_of(name), work):
                 turn.verdicts[verdict.uid].append(verdict)
         if len(asked) < len(questions):
             turn.not_asked = len(questions) - len(asked) + (num_samples - sample - 1) * len(questions)
@@ -254,9 +257,9 @@ def teacher_card(turn: TeacherTurn, config: TeacherConfig, written: WrittenData)
     )
 
 
-def _verdicts(samples: Sequence[SampleRequest], work: Work) -> list[Verdict]:
+def _verdicts(samples: Sequence[SampleRequest], store: AnswerStore, work: Work) -> list[Verdict]:
     """One verdict per question, always the same for the same answers; LostError where a judge is gone."""
-    answers = [work.store[sample.key] for sample in samples]
+    answers = [store[sample.key] for sample in samples]
     # None: to be graded.
     outcomes = [_UNGRADED.get(answer.finish_reason, None if _text(answer).strip() else _EMPTY) for answer in answers]
     answered = [

@@ -53,7 +53,7 @@ class PaidTeacher:
         self.name = name
         self.params = SamplingParams(config.temperature, config.max_response_tokens, (), config.top_p)
         self._endpoint = endpoint
-        self.store = work.store
+        self.store = work.store_of(name)
         self._environment = work.settings.environment
         self._player = None if self._environment is None else open_text_player(self._environment, work.judges)
         self._work = work

@@ -321,9 +321,9 @@ def test_a_model_folder_gives_its_log_probabilities_where_its_tokens_are_the_pol
     second = start(by_seed)
     assert run(config, context_in(tmp_path / "out", inputs, {})).resumed_from == 4
     whole = start(by_seed)
-    run(config, context_in(tmp_path / "other" / "whole", inputs, {}))  # a stage beside it has another key
+    run(config, context_in(tmp_path / "whole", inputs, {}))
     assert [request.seed for request in second.requests] == [request.seed for request in whole.requests[4:]]
-    assert contents(tmp_path / "out", OUTPUTS) == contents(tmp_path / "other" / "whole", OUTPUTS)
+    assert contents(tmp_path / "out", OUTPUTS) == contents(tmp_path / "whole", OUTPUTS)
     card = card_in(tmp_path / "out").teachers["own"]
     assert card.with_logprobs == card.traces > 0
     (trace, *_) = [trace for p in read_prompts(tmp_path / "out" / "train.parquet") for trace in p.traces][1:]
