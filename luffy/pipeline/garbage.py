@@ -34,6 +34,7 @@ from luffy.pipeline.manifest import MANIFEST_FILE, read_manifest
 from luffy.pipeline.records import RunRecord, list_records
 from luffy.pipeline.reuse import (
     CHECKPOINTS_FOLDER,
+    LOG_FILE,
     complete_checkpoints,
     delete,
     is_temporary,
@@ -41,7 +42,7 @@ from luffy.pipeline.reuse import (
 )
 from luffy.pipeline.workspace import JOBS_FOLDER, RUN_FILE, TRASH_PREFIX, Workspace, claiming, is_discarded
 
-Kind = Literal["run", "result", "checkpoint", "part"]
+Kind = Literal["run", "result", "checkpoint", "part", "log"]
 _KEY = re.compile(f"[0-9a-f]{{{KEY_LENGTH}}}")
 _BEGINNING_S = 60.0
 """A directory of a run that is older than this and has no record is garbage: runs write their record sooner.
@@ -50,6 +51,7 @@ After a jump of the clock a listing may be wrong about a new run, but a deletion
 workspace's lock, which a deletion holds exclusively (`luffy.pipeline.workspace`).
 """
 _INCOMING = "incoming_"
+_OLD_LOG_S = 30 * 86400.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +144,8 @@ def survey(workspace: Workspace, retention: Retention) -> Survey:
         if _own(directory, notes):
             garbage += _of_stage(directory, needs, former, retention, notes)
     garbage += _leftovers(workspace, {record.directory: record for record in records})
+    if not any(record.is_live for record in kept):
+        garbage += _old_log(workspace.warm_log, None)
     return Survey(tuple(garbage), tuple(notes))
 
 
@@ -304,6 +308,7 @@ def _of_stage(
             for _, folder in checkpoints[:-1]:
                 reason = f"the stage is finished, and its checkpoint of step {checkpoints[-1][0]} stays"
                 yield Garbage("checkpoint", folder, reason, _modified(folder), directory)
+        yield from _old_log(directory / LOG_FILE, directory)
 
 
 def partial_files(directory: Path) -> Iterator[Garbage]:
@@ -335,6 +340,11 @@ def _leftovers(workspace: Workspace, records: Mapping[Path, RunRecord]) -> Itera
     written = (path for folder in folders for path in filter(is_temporary, _entries(folder)))
     for path in (path for path in written if path.is_symlink() or path.is_file()):
         yield Garbage("part", path, "a file that was being written", _modified(path))
+
+
+def _old_log(path: Path, stage: Path | None) -> Iterator[Garbage]:
+    if path.is_file() and not path.is_symlink() and time.time() - _modified(path) > _OLD_LOG_S:
+        yield Garbage("log", path, f"older than {_OLD_LOG_S / 86400:.0f} days", _modified(path), stage)
 
 
 def _entries(folder: Path) -> list[Path]:

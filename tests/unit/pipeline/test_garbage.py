@@ -338,9 +338,10 @@ def test_a_deletion_that_is_killed_inside_a_stage_is_finished_by_the_next_one(wo
     (directory,) = directories(two[0], "prepare_data")
     manifest = read_manifest(directory)
     write_manifest(directory, manifest.model_copy(update={"scratch": ("shards",)}))
-    for name in ("shards/000000.json", "model/.tmpAb12Cd"):
+    for name in ("shards/000000.json", "model/.tmpAb12Cd", "log.txt"):
         (directory / name).parent.mkdir(exist_ok=True)
         (directory / name).write_text("left")
+    os.utime(directory / "log.txt", (0, 0))
     with monkeypatch.context() as killed, pytest.raises(KeyboardInterrupt):
         killed.setattr("luffy.pipeline.garbage.delete", kill)
         dispose(workspace, ALL, survey(workspace, ALL).garbage)
