@@ -5,6 +5,7 @@ Each process imports this module before `ProcessSetup.apply`, so nothing heavy (
 
 from __future__ import annotations
 
+import importlib
 import os
 import queue
 import socket
@@ -21,6 +22,7 @@ import psutil
 import ray
 
 from luffy.errors import ClusterError
+from luffy.library_loading import without_collections
 from luffy.pipeline.inherited_environment import drop_foreign
 
 if TYPE_CHECKING:
@@ -78,6 +80,8 @@ class RankActor:
 
     def __init__(self, setup: ProcessSetup) -> None:
         setup.apply()
+        with without_collections():  # or the specification that `open` gets would load them, and MLflow
+            importlib.import_module("luffy.training.policy")
 
     def pid(self) -> int:
         return os.getpid()

@@ -7,8 +7,8 @@ It is only an optimisation: a stage that cannot start warm starts cold. It is no
 driver does not survive a fork, and stages there take far longer than their imports. The smoke chain takes half as long
 with it (`tests/benchmarks/stage_start.py`).
 
-The server is this module as a program: `python -m luffy.pipeline.warm_start DESCRIPTOR LIBRARY ...`. A stage that it
-forks imports the modules of this package anew, since they may have been edited meanwhile.
+The server is this module as a program: `python -m luffy.pipeline.warm_start DESCRIPTOR LIBRARY ...`. It loads the
+settings of the stages, too; if a file of this package was edited meanwhile, a stage imports the whole package anew.
 """
 
 import importlib
@@ -34,8 +34,18 @@ from luffy.pipeline.inherited_environment import own_environment
 from luffy.processes import MARK_VARIABLE, SUPERVISOR_VARIABLE, TITLE_VARIABLE, die_with, end_processes, start_marked
 
 logger = logging.getLogger(__name__)
-LIBRARIES = ("torch", "transformers", "transformers.models.qwen2.modeling_qwen2", "deepspeed", "pydantic", "psutil")
+LIBRARIES = (
+    "torch",
+    "transformers",
+    "transformers.models.qwen2.modeling_qwen2",
+    "deepspeed",
+    "pydantic",
+    "psutil",
+    "httpx",
+)
 """The libraries that are slowest to import. Not pyarrow: it starts a thread, which a fork would lose."""
+_SETTINGS = "luffy.config.settings"
+"""What every stage needs of this package and what takes longest: hundreds of pydantic models."""
 _LOAD_TIMEOUT_S = 120.0
 _FORK_TIMEOUT_S = 20.0
 _POLL_S = 0.1
@@ -247,19 +257,32 @@ def _serve(connection: Connection) -> tuple[str, list[str]]:
     return module, arguments
 
 
+def _own_modules() -> list[str]:
+    return [name for name in sys.modules if name.partition(".")[0] == "luffy"]
+
+
+def _stamps() -> dict[str, tuple[int, int]]:
+    """Modification time and size of the file of each loaded module of this package."""
+    files = {name: Path(getattr(sys.modules[name], "__file__", None) or "/") for name in _own_modules()}
+    stats = {name: file.stat() for name, file in files.items() if file.is_file()}
+    return {name: (stat.st_mtime_ns, stat.st_size) for name, stat in stats.items()}
+
+
 if __name__ == "__main__":
     # The run ends the server with SIGKILL. A scheduler's SIGTERM to all processes of a job must not end its stage, too.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     control = Connection(int(sys.argv[1]))
     with without_collections():
-        for library in sys.argv[2:]:
+        for library in (*sys.argv[2:], _SETTINGS):
             importlib.import_module(library)
+    stamps = _stamps()
     _check_single_thread()
     control.send(os.getpid())
     ordered = _serve(control)
-    for imported in [imported for imported in sys.modules if imported.partition(".")[0] == "luffy"]:
-        del sys.modules[imported]
-    importlib.invalidate_caches()
-    from luffy.library_loading import run_module  # imported after the fork, so never stale
+    if _stamps() != stamps:  # edited meanwhile: imported anew
+        for imported in _own_modules():
+            del sys.modules[imported]
+        importlib.invalidate_caches()
+    from luffy.library_loading import run_module
 
     run_module(*ordered)

@@ -34,6 +34,7 @@ CHAIN = (
     "model.architecture={hidden_size: 64, intermediate_size: 64, num_layers: 2, num_heads: 2, "
     "max_position_embeddings: 256}",
     *("rl.engine=vllm", "evaluation.engine=vllm", "base.steps=60", "rl.steps=3", "execution.vllm.max_num_seqs=16"),
+    *("evaluation.only=[retention]", "evaluation.max_response_tokens=24"),
 )
 STATE = """
 import os, signal, sys, threading, torch

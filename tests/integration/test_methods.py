@@ -30,7 +30,7 @@ ROOT = Path(__file__).resolve().parents[2]
 STAGES = {"prepare_data": prepare_data, "base": base, "sft": sft, "rl": rl, "evaluate": evaluate}
 METHODS = [name for name in available_presets("methods") if name not in SUPERVISED]
 STEPS = 3
-KILLED = ("exgrpo", "uft", "guide", "bread", "opd_rl", "sdpo", "ampo")
+KILLED = ("exgrpo", "guide", "bread", "sdpo", "ampo")
 """Methods that really are killed, between the two updates of a step."""
 # A quarter of this base's rollouts are right: gates open and shut, groups are mixed, replay has something to replay.
 EASY = (

@@ -9,6 +9,7 @@ from random import Random
 import pytest
 from campaigns.random_kills import VICTIMS, Kill, Pipeline, differences, disturb, draws, promised
 from flow_process import UNDISTURBED
+from patience import PATIENCE_S
 from prefect_api import place_empty_database
 
 pytestmark = pytest.mark.slow
@@ -20,7 +21,7 @@ def run_to_its_end(pipeline: Pipeline, before: int) -> list[Kill]:
     """Start it again and again, killed as planned for those after the first `before` kills."""
     kills: list[Kill] = []
     while True:
-        attempt = disturb(pipeline, iter(PLANNED[before + len(kills) :]), patience_s=200.0)
+        attempt = disturb(pipeline, iter(PLANNED[before + len(kills) :]), patience_s=PATIENCE_S)
         print(attempt)
         assert attempt.problems == ()
         kills += attempt.kills

@@ -4,8 +4,10 @@ One cluster, ZeRO 3, untied embeddings and weights by broadcast, for all tests, 
 first update, publish, the loss of an engine, end.
 """
 
+import gc
 import os
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -90,6 +92,11 @@ def pair(tmp_path_factory) -> Iterator[Pair]:
     other.kill()
     wait_until_ended(set(psutil.Process().children(recursive=True)) - before)
     assert not [thread.name for thread in threading.enumerate() if thread.name.startswith("later")]
+
+
+def test_ranks_load_their_libraries_without_mlflow_and_collect_garbage_afterwards(pair):
+    found = pair.ray.in_turn.call(lambda rank: ("mlflow" in sys.modules, gc.isenabled()), [(), ()])
+    assert list(found) == [(False, True)] * 2
 
 
 def test_greedy_rollouts_before_an_update_are_the_same_tokens(pair):

@@ -138,12 +138,19 @@ def test_the_exit_of_a_warm_stage_is_reported_and_the_next_one_starts(program, t
         assert run(tmp_path).endswith("next\n")
 
 
-def test_edited_code_and_packages_of_the_project_are_never_stale(program, tmp_path, never_cold):
-    program("import sys; print('first', 'luffy.errors' in sys.modules)")
+def test_edited_code_is_never_stale(program, tmp_path, monkeypatch, never_cold):
+    """Neither a program nor a module of the package, which the server has loaded with the settings of the stages."""
+    package = shutil.copytree(ROOT / "luffy", tmp_path / "luffy", ignore=shutil.ignore_patterns("__pycache__"))
+    monkeypatch.chdir(tmp_path)
+    code = "import sys; print('luffy.config.settings' in sys.modules, end=' '); import luffy.errors as errors; "
+    program(f"{code} print(errors.__file__, 'first')")
+    errors = package / "errors.py"
     with warm_server(tmp_path):
-        assert run(tmp_path) == "first False\n"
-        program("print('second, edited')")
-        assert run(tmp_path).endswith("second, edited\n")
+        assert run(tmp_path) == f"True {errors} first\n"
+        program(f"{code} print(hasattr(errors, 'EDITED'), 'second')")
+        assert run(tmp_path).endswith("True False second\n")
+        errors.write_text(errors.read_text() + "EDITED = True\n")
+        assert run(tmp_path).endswith("False True second\n")
 
 
 def test_stages_at_the_same_time_have_servers_of_their_own_which_outlive_the_threads(program, tmp_path, never_cold):
