@@ -257,30 +257,25 @@ def _serve(connection: Connection) -> tuple[str, list[str]]:
     return module, arguments
 
 
-def _own_modules() -> list[str]:
-    return [name for name in sys.modules if name.partition(".")[0] == "luffy"]
-
-
-def _stamps() -> dict[str, tuple[int, int]]:
-    """Modification time and size of the file of each loaded module of this package."""
-    files = {name: Path(getattr(sys.modules[name], "__file__", None) or "/") for name in _own_modules()}
-    stats = {name: file.stat() for name, file in files.items() if file.is_file()}
-    return {name: (stat.st_mtime_ns, stat.st_size) for name, stat in stats.items()}
+def _stamps() -> dict[Path, tuple[int, int]]:
+    """Modification time and size of each file of this package."""
+    stats = {file: file.stat() for file in Path(__file__).parents[1].rglob("*.py") if file.is_file()}
+    return {file: (stat.st_mtime_ns, stat.st_size) for file, stat in stats.items()}
 
 
 if __name__ == "__main__":
     # The run ends the server with SIGKILL. A scheduler's SIGTERM to all processes of a job must not end its stage, too.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     control = Connection(int(sys.argv[1]))
+    stamps = _stamps()  # before the import, so that an edit meanwhile shows
     with without_collections():
         for library in (*sys.argv[2:], _SETTINGS):
             importlib.import_module(library)
-    stamps = _stamps()
     _check_single_thread()
     control.send(os.getpid())
     ordered = _serve(control)
     if _stamps() != stamps:  # edited meanwhile: imported anew
-        for imported in _own_modules():
+        for imported in [imported for imported in sys.modules if imported.partition(".")[0] == "luffy"]:
             del sys.modules[imported]
         importlib.invalidate_caches()
     from luffy.library_loading import run_module
