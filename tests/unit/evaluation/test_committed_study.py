@@ -123,6 +123,8 @@ def test_accuracies_from_other_bases_are_those_of_their_committed_results(study,
 def test_the_effects_of_guided_methods_are_those_of_their_committed_results():
     study = load_sweep(str(FOLDER / "guided_methods.yaml"))
     findings = find(study, read_sweep_results(result_files(study.path, study.design.name)))
-    header, _, row = table_of("Eight guided methods from a base that RL teaches alone")
-    assert header == [f"`{arm}`" for arm in study.design.others]
-    assert row == [effect_words(findings.effect("centre", arm)) for arm in study.design.others]
+    header, _, *rows = table_of("Eight guided methods from a base that RL teaches alone")
+    assert header == ["steps", *(f"`{arm}`" for arm in study.design.others)]
+    for (steps, *row), cell in zip(rows, ("centre", "steps-third"), strict=True):
+        assert steps == {"centre": "48", "steps-third": "16"}[cell]
+        assert row == [effect_words(findings.effect(cell, arm)) for arm in study.design.others]
