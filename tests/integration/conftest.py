@@ -22,15 +22,28 @@ from luffy.pipeline.warm_start import WarmServer, can_start_warm
 ROOT = Path(__file__).parents[2]
 
 
+def _shared(factory: pytest.TempPathFactory) -> Path:
+    """A folder of the test session, the same for all processes of pytest-xdist."""
+    folder = factory.getbasetemp()
+    return folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder
+
+
+@pytest.fixture(scope="session", autouse=True)
+def inspections(tmp_path_factory):
+    """vLLM inspects an architecture in a process of its own, for as long as a small stage takes: once for all tests."""
+    with pytest.MonkeyPatch.context() as patch:
+        if "VLLM_CACHE_ROOT" not in os.environ:
+            patch.setenv("VLLM_CACHE_ROOT", str(_shared(tmp_path_factory) / "vllm"))
+        yield
+
+
 @pytest.fixture(scope="session")
 def undisturbed(tmp_path_factory):
     """A workspace after one run of `UNDISTURBED` with an embedded server, and that run. Not to be changed: copy it.
 
     The processes of a test session share one. Its RL stage has the checkpoints of steps 2, 4 and 6.
     """
-    shared = tmp_path_factory.getbasetemp()
-    if "PYTEST_XDIST_WORKER" in os.environ:
-        shared = shared.parent
+    shared = _shared(tmp_path_factory)
     workspace, record = shared / "undisturbed", shared / "undisturbed.json"
     command = [sys.executable, "flows/full_pipeline.py", *UNDISTURBED]
     with FileLock(shared / "undisturbed.lock"):
