@@ -14,7 +14,7 @@ from luffy.library_loading import without_collections
 
 __all__ = ["grading_server", "pytest_addoption", "pytest_terminal_summary"]
 
-LONGEST = ("test_gradient_equality.py", "test_compilation.py")
+LONGEST = ("test_gradient_equality.py", "test_compilation.py", "test_policy.py")
 """Files that take minutes and whose names come late: the end of a run would wait for them alone."""
 
 settings.register_profile("patient", deadline=None)  # a loaded machine is no failure
