@@ -18,7 +18,7 @@ from luffy.flows.prefect_api import ApiServer, prefect_api, set_environment
 from luffy.library_loading import without_collections
 from luffy.pipeline.engine_process import EngineProcess
 from luffy.pipeline.plan import StagePlan
-from luffy.pipeline.warm_start import WarmServer, can_start_warm
+from luffy.pipeline.warm_start import LateWarmServer, WarmServer, can_start_warm
 from luffy.pipeline.workspace import WORKSPACE_VARIABLE, Workspace
 
 _MIN_WARM_STAGES = 2
@@ -34,11 +34,12 @@ def launch(
     plans: Callable[[], Sequence[StagePlan]],
     *,
     debug: bool,
+    are_all: bool = True,
 ) -> int:
     """Run the flow `module:function` with `parameters` to its end; returns the exit code.
 
-    `plans` returns the plan of every stage. Raises LuffyError if the flow fails. SIGTERM, which schedulers send, ends
-    the run as Ctrl-C does, with the exit code 75.
+    `plans` returns the plan of every stage; without `are_all` the flow may find more of them. Raises LuffyError if the
+    flow fails. SIGTERM, which schedulers send, ends the run as Ctrl-C does, with the exit code 75.
     """
     received: list[int] = []  # no event, whose lock a handler that is interrupted by another would wait for
     signal.signal(signal.SIGTERM, partial(_interrupt, received))
@@ -52,10 +53,12 @@ def launch(
         except LuffyError:
             to_make = []  # the flow meets the same error and reports it
         with ExitStack() as shared:
-            if len(to_make) >= _MIN_WARM_STAGES:
+            are_enough = len(to_make) >= _MIN_WARM_STAGES
+            if are_enough or not are_all:
                 shared.enter_context(EngineProcess().use())
                 if can_start_warm():
-                    shared.enter_context(WarmServer(workspace.warm_log).use())
+                    warm = WarmServer if are_enough else LateWarmServer
+                    shared.enter_context(warm(workspace.warm_log).use())
             module, _, name = flow.partition(":")
             with without_collections():
                 program = importlib.import_module(module)

@@ -48,4 +48,4 @@ def compare(
     def plans() -> list[StagePlan]:
         return [plan for _, plan in plans_of_runs(sweep, where, verify=verify)]
 
-    return launch(FLOW, {**parameters, "verify": verify}, where, plans, debug=debug)
+    return launch(FLOW, {**parameters, "verify": verify}, where, plans, debug=debug, are_all=False)

@@ -79,7 +79,7 @@ def study(
 def _run(study: Sweep, cells: Sequence[str], where: Workspace, options: dict[str, object], *, debug: bool) -> int:
     parameters = {"config_file": str(study.path), "cells": list(cells), **options}
     plans = partial(plans_of, study.common(cells[0]), where, verify=bool(options.get("verify")))
-    return launch(FLOW, parameters, where, plans, debug=debug)
+    return launch(FLOW, parameters, where, plans, debug=debug, are_all=False)
 
 
 def _names(option: str, text: str | None) -> list[str]:
