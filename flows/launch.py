@@ -18,7 +18,7 @@ from luffy.flows.prefect_api import ApiServer, prefect_api, set_environment
 from luffy.library_loading import without_collections
 from luffy.pipeline.engine_process import EngineProcess
 from luffy.pipeline.plan import StagePlan
-from luffy.pipeline.warm_start import LateWarmServer, WarmServer, can_start_warm
+from luffy.pipeline.warm_start import WarmServer, can_start_warm
 from luffy.pipeline.workspace import WORKSPACE_VARIABLE, Workspace
 
 _MIN_WARM_STAGES = 2
@@ -31,15 +31,14 @@ def launch(
     flow: str,
     parameters: Mapping[str, object],
     workspace: Workspace,
-    plans: Callable[[], Sequence[StagePlan]],
+    plans: Callable[[], Sequence[StagePlan]] | None,
     *,
     debug: bool,
-    are_all: bool = True,
 ) -> int:
     """Run the flow `module:function` with `parameters` to its end; returns the exit code.
 
-    `plans` returns the plan of every stage; without `are_all` the flow may find more of them. Raises LuffyError if the
-    flow fails. SIGTERM, which schedulers send, ends the run as Ctrl-C does, with the exit code 75.
+    `plans` returns the plan of every stage; None for a flow of many runs, which finds them on its way. Raises
+    LuffyError if the flow fails. SIGTERM, which schedulers send, ends the run as Ctrl-C does, with the exit code 75.
     """
     received: list[int] = []  # no event, whose lock a handler that is interrupted by another would wait for
     signal.signal(signal.SIGTERM, partial(_interrupt, received))
@@ -48,17 +47,11 @@ def launch(
         os.environ[WORKSPACE_VARIABLE] = str(workspace.root)
         set_environment(workspace.prefect_home, debug=debug)
         server = prefect_api(workspace.prefect_home)
-        try:
-            to_make = [plan for plan in plans() if plan.action not in ("reuse", "depends", "pull")]
-        except LuffyError:
-            to_make = []  # the flow meets the same error and reports it
         with ExitStack() as shared:
-            are_enough = len(to_make) >= _MIN_WARM_STAGES
-            if are_enough or not are_all:
+            if plans is None or _num_to_make(plans) >= _MIN_WARM_STAGES:
                 shared.enter_context(EngineProcess().use())
                 if can_start_warm():
-                    warm = WarmServer if are_enough else LateWarmServer
-                    shared.enter_context(warm(workspace.warm_log).use())
+                    shared.enter_context(WarmServer(workspace.warm_log).use())
             module, _, name = flow.partition(":")
             with without_collections():
                 program = importlib.import_module(module)
@@ -70,6 +63,13 @@ def launch(
         # A scheduler must not restart a run that a user has cancelled.
         return EXIT_TEMPORARY if received and not was_cancelled() else EXIT_INTERRUPTED
     return EXIT_OK
+
+
+def _num_to_make(plans: Callable[[], Sequence[StagePlan]]) -> int:
+    try:
+        return sum(plan.action not in ("reuse", "depends", "pull") for plan in plans())
+    except LuffyError:
+        return 0  # the flow meets the same error and reports it
 
 
 def call_flow(flow: Callable[..., object], parameters: Mapping[str, object], server: ApiServer | None) -> None:

@@ -57,10 +57,10 @@ _WITHOUT_THREADS = {"OPENBLAS_NUM_THREADS": "1"}
 Order = tuple[str, list[str], dict[str, str], str]
 """The program that a forked process runs: module, arguments, environment, and the file that its output is appended
 to."""
-_current: ContextVar["WarmServer | LateWarmServer | None"] = ContextVar("warm_server", default=None)
+_current: ContextVar["WarmServer | None"] = ContextVar("warm_server", default=None)
 
 
-def current_warm_server() -> "WarmServer | LateWarmServer | None":
+def current_warm_server() -> "WarmServer | None":
     return _current.get()
 
 
@@ -100,8 +100,12 @@ class WarmServer:
     @contextmanager
     def use(self) -> Iterator[None]:
         """Within the block `supervise` starts stages from this server; the server ends with the block."""
-        with _used(self):
+        token = _current.set(self)
+        try:
             yield
+        finally:
+            _current.reset(token)
+            self.stop()
 
     def start(self, command: Sequence[str], log: Path, environment: Mapping[str, str]) -> "SharedStage | None":
         """Start `python -m MODULE ...` with its output appended to `log`; None if it must start cold."""
@@ -161,44 +165,6 @@ class WarmServer:
         self._process.kill()  # it has nothing to clean up
         self._process.wait()
         end_processes(self.mark)
-
-
-class LateWarmServer:
-    """A warm server that is started with the first stage, where nobody knows beforehand whether there is one."""
-
-    def __init__(self, log: Path, libraries: Sequence[str] = LIBRARIES) -> None:
-        self._log, self._libraries = log, libraries
-        self._server: Future[WarmServer] | None = None
-        self._starting = ThreadPoolExecutor(max_workers=1, thread_name_prefix="warm-server")
-        self._first = threading.Lock()
-
-    @contextmanager
-    def use(self) -> Iterator[None]:
-        """As of a warm server."""
-        with _used(self):
-            yield
-
-    def start(self, command: Sequence[str], log: Path, environment: Mapping[str, str]) -> "SharedStage | None":
-        """As of a warm server."""
-        with self._first:
-            self._server = self._server or self._starting.submit(WarmServer, self._log, self._libraries)
-        return None if self._server.exception() else self._server.result().start(command, log, environment)
-
-    def stop(self) -> None:
-        """End the server, if there is one, and the stages that it still runs."""
-        if self._server is not None and not self._server.exception():
-            self._server.result().stop()
-        self._starting.shutdown()
-
-
-@contextmanager
-def _used(server: WarmServer | LateWarmServer) -> Iterator[None]:
-    token = _current.set(server)
-    try:
-        yield
-    finally:
-        _current.reset(token)
-        server.stop()
 
 
 @dataclass(slots=True)

@@ -23,7 +23,7 @@ from luffy.errors import EXIT_FAILURE, StageFailed
 from luffy.pipeline import supervise as supervision
 from luffy.pipeline.experiment import ExperimentRun, open_experiment
 from luffy.pipeline.supervise import supervise
-from luffy.pipeline.warm_start import LateWarmServer, WarmServer, can_start_warm, current_warm_server
+from luffy.pipeline.warm_start import WarmServer, can_start_warm, current_warm_server
 from luffy.pipeline.workspace import Workspace
 from luffy.processes import marked_processes
 
@@ -191,15 +191,6 @@ def test_where_no_further_server_starts_the_stage_starts_cold(program, tmp_path,
 
         monkeypatch.setattr("luffy.pipeline.warm_start.start_marked", refuse)
         assert int(run(tmp_path)) == os.getpid()
-
-
-def test_a_late_server_starts_with_the_first_stage(program, tmp_path, never_cold):
-    program("import os; print(os.getppid())")
-    with LateWarmServer(tmp_path / "server.log", ()).use():
-        assert not (tmp_path / "server.log").exists()
-        first, second = (int(run(tmp_path).splitlines()[-1]) for _ in range(2))
-        assert first == second != os.getpid() and lives(first)
-    assert not lives(first)
 
 
 def test_another_environment_means_a_cold_start(program, tmp_path, monkeypatch):

@@ -5,12 +5,11 @@ from typing import Annotated
 from typer import Option
 
 from luffy.cli.options import Debug, DryRun, Overrides, Verify, WorkspaceFolder, config_argument
-from luffy.cli.planning import check, plans_of_runs, show_sweep_plan
+from luffy.cli.planning import check, show_sweep_plan
 from luffy.config.load import FileKind
 from luffy.config.many_runs.sweep_runs import kind_of_file, load_sweep
 from luffy.errors import EXIT_OK
 from luffy.flows.launch import launch
-from luffy.pipeline.plan import StagePlan
 from luffy.pipeline.workspace import find_workspace
 
 FLOW = "luffy.flows.run_sweep:run_sweep"
@@ -44,8 +43,4 @@ def compare(
         return EXIT_OK
     check([each.config for each in sweep.candidates()], where)
     parameters = {"config_file": config, "overrides": overrides or [], "over": over or [], "seeds": seeds or []}
-
-    def plans() -> list[StagePlan]:
-        return [plan for _, plan in plans_of_runs(sweep, where, verify=verify)]
-
-    return launch(FLOW, {**parameters, "verify": verify}, where, plans, debug=debug, are_all=False)
+    return launch(FLOW, {**parameters, "verify": verify}, where, None, debug=debug)

@@ -1,7 +1,6 @@
 """`luffy study DESIGN`: methods compared in many cells around a centre, over days and machines."""
 
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -9,7 +8,7 @@ from typer import Option
 
 from luffy.cli.commands.compare import FLOW
 from luffy.cli.options import Debug, Verify, WorkspaceFolder, config_argument
-from luffy.cli.planning import check, plans_of
+from luffy.cli.planning import check
 from luffy.config.many_runs.sweep_runs import Sweep, load_sweep
 from luffy.errors import EXIT_FAILURE, EXIT_OK, UserError
 from luffy.flows.launch import launch
@@ -78,8 +77,7 @@ def study(
 
 def _run(study: Sweep, cells: Sequence[str], where: Workspace, options: dict[str, object], *, debug: bool) -> int:
     parameters = {"config_file": str(study.path), "cells": list(cells), **options}
-    plans = partial(plans_of, study.common(cells[0]), where, verify=bool(options.get("verify")))
-    return launch(FLOW, parameters, where, plans, debug=debug, are_all=False)
+    return launch(FLOW, parameters, where, None, debug=debug)
 
 
 def _names(option: str, text: str | None) -> list[str]:
