@@ -89,7 +89,7 @@ def started(request, tmp_path_factory) -> Iterator[Started]:
     if not request.param:
         init_process_group()
     had_group = dist.is_initialized()
-    engine = VLLMEngine.from_folder(folder, config, "float32", wait_timeout_s=60)
+    engine = VLLMEngine.from_folder(folder, config, "float32", wait_timeout_s=PATIENCE_S)
     yield Started(engine, request.param, {t: engine.generate(REQUESTS, params) for t, params in PARAMS.items()})
     engine.close()
     assert dist.is_initialized() is had_group, "vLLM ends its own process groups and no other"

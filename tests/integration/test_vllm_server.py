@@ -82,7 +82,7 @@ def served(tmp_path_factory) -> Iterator[Served]:
         pytest.MonkeyPatch.context() as patch,
     ):
         patch.setenv("OPENAI_API_KEY", KEY)
-        config = ServerConfig(urls=(f"{url}/v1",), request_timeout_s=60.0, max_retries=1)
+        config = ServerConfig(urls=(f"{url}/v1",), request_timeout_s=PATIENCE_S, max_retries=1)
         engine = ServerEngine.connect(config, "float32", max_model_len=CONTEXT)
         yield Served(config, engine, folder, process)
         engine.close()

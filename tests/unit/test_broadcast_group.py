@@ -6,6 +6,7 @@ from contextlib import contextmanager
 
 import pytest
 import torch
+from patience import PATIENCE_S
 
 from luffy.broadcast_group import BroadcastFailed, BroadcastGroup, Meeting, TensorSpec
 
@@ -16,7 +17,7 @@ SPECS = [TensorSpec(str(i), tuple(tensor.shape), tensor.dtype) for i, tensor in 
 
 @contextmanager
 def group_of_three() -> Iterator[tuple[BroadcastGroup, list[BroadcastGroup], ThreadPoolExecutor]]:
-    meeting = Meeting("127.0.0.1", 3, timeout_s=60)
+    meeting = Meeting("127.0.0.1", 3, timeout_s=PATIENCE_S)
     with ThreadPoolExecutor(2) as threads:
         joining = [threads.submit(meeting.invitation.join, rank, CPU) for rank in (1, 2)]
         sender = meeting.lead(CPU, ["first", "second"])

@@ -11,6 +11,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from patience import PATIENCE_S
 
 from luffy.cluster import ray_engine
 from luffy.cluster import weights as sending
@@ -216,10 +217,10 @@ def test_an_engine_beside_a_rank_loads_its_model_once_the_device_is_free(monkeyp
 
     monkeypatch.setattr(VLLMEngine, "from_folder", from_folder)
     with ThreadPoolExecutor(1) as threads:
-        opening = threads.submit(engine.open, tmp_path, VLLMConfig(), "float32", 8, 60.0, waits=True)
-        assert prepared.wait(60) and not opening.done()
+        opening = threads.submit(engine.open, tmp_path, VLLMConfig(), "float32", 8, PATIENCE_S, waits=True)
+        assert prepared.wait(PATIENCE_S) and not opening.done()
         engine.take_device()
-        opening.result(timeout=60)
+        opening.result(timeout=PATIENCE_S)
     assert engine._engine == "loaded"
     late = EngineActor(ProcessSetup(tmp_path / "log", None))
     with pytest.raises(ClusterError, match=r"the device was not free for 0\.1 s"):

@@ -1,7 +1,5 @@
 """Multiple choice: whose letter counts."""
 
-import time
-
 import pytest
 
 from luffy.grading.choice import grade_choice
@@ -199,10 +197,20 @@ def test_a_reference_that_is_not_a_label_is_named() -> None:
 
 
 @pytest.mark.parametrize(
-    "unit",
-    ["answer ", "answer:", "the answer is (", " ", "\\boxed{", "A", "<answer>", "ANSWER A\n", "C is correct. ", "答案"],
+    ("unit", "outcome"),
+    [
+        ("answer ", Outcome.NO_ANSWER),
+        ("answer:", Outcome.UNPARSABLE),
+        ("the answer is (", Outcome.UNPARSABLE),
+        (" ", Outcome.NO_ANSWER),
+        ("\\boxed{", Outcome.NO_ANSWER),
+        ("A", Outcome.NO_ANSWER),
+        ("<answer>", Outcome.NO_ANSWER),
+        ("ANSWER A\n", Outcome.WRONG),
+        ("C is correct. ", Outcome.CORRECT),
+        ("答案", Outcome.NO_ANSWER),
+    ],
 )
-def test_a_million_characters_take_linear_time(unit: str) -> None:
-    started = time.process_time()
-    choose(unit * (1_000_000 // len(unit)))
-    assert time.process_time() - started < 3.0
+def test_a_million_characters_are_read(unit: str, outcome: Outcome) -> None:
+    """In time that grows with the square of the length, this would outlast pytest's limit."""
+    assert choose(unit * (1_000_000 // len(unit))).outcome is outcome

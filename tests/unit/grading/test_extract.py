@@ -1,7 +1,6 @@
 """Where the answer of a response is found."""
 
 import json
-import time
 from dataclasses import replace
 
 import pytest
@@ -80,12 +79,11 @@ def test_no_text_breaks_the_extraction(response: str) -> None:
 @pytest.mark.parametrize(
     "unit", ["\\boxed{", "{", "}", "\\", "<think>", "\\boxed ", " ", "\\boxed{1}", "a", "$1 a ", "\n#### "]
 )
-def test_a_million_characters_take_linear_time(unit: str) -> None:
+def test_a_million_characters_are_read(unit: str) -> None:
+    """In time that grows with the square of the length, this would outlast pytest's limit."""
     response = "\\boxed{" + unit * (1_000_000 // len(unit))
-    started = time.process_time()
-    extract_answer(response)
-    plain_answer(response)
-    assert time.process_time() - started < 3.0
+    assert extract_answer(response) == ("1" if unit == "\\boxed{1}" else None)
+    assert (plain_answer(response) is None) == ("1" not in unit)
 
 
 def test_huge_nesting_is_returned_whole() -> None:

@@ -1,7 +1,5 @@
 """Answers whose presentation is no part of them, and look-alikes whose commands mean something."""
 
-import time
-
 import pytest
 
 from luffy.grading.equivalence.text import unadorned
@@ -66,8 +64,8 @@ def test_an_answer_without_presentation_is_left_as_it_is(answer: str) -> None:
 
 
 @pytest.mark.parametrize("unit", ["{", r"\ ", r"\textcolor{a}{", r"\checkmark ", r"\large ", r"\textbf{(C)}\ ", " "])
-def test_the_longest_answers_take_no_time(unit: str) -> None:
-    started = time.process_time()
-    for answer in (unit * (4096 // len(unit)), unit * (2000 // len(unit)) + "x" + unit * (2000 // len(unit))):
-        unadorned(answer)
-    assert time.process_time() - started < 1.0
+def test_a_million_characters_are_unadorned(unit: str) -> None:
+    """In time that grows with the square of the length, this would outlast pytest's limit."""
+    side = unit * (500_000 // len(unit))
+    assert len(unadorned(side + side)) <= 2 * len(side)
+    assert "x" in unadorned(side + "x" + side)

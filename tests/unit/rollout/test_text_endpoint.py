@@ -178,7 +178,7 @@ def test_silence_is_tried_again_too(serve: Callable[..., Endpoint], connect: Cal
         return by_seed(path, body)
 
     served = serve(silent)
-    one(connect(served, request_timeout_s=2.0))
+    one(connect(served, request_timeout_s=4.0))
     answered.set()
     assert len(served.asked) == 2
 

@@ -235,7 +235,7 @@ def test_a_teacher_that_fails_stalls_and_hurries_loses_nothing_and_is_asked_once
         return faults[number] if is_first else right(path, body)
 
     with served(troubled) as endpoint:
-        context = context_in(tmp_path / "troubled", bench.inputs, {"r1": endpoint.url}, request_timeout_s=1.0)
+        context = context_in(tmp_path / "troubled", bench.inputs, {"r1": endpoint.url}, request_timeout_s=4.0)
         run(settings({"r1": teacher()}), context)
         ended.set()
     bench.run(right, out="calm/out")
