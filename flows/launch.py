@@ -17,12 +17,10 @@ from luffy.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_TEMPORARY, LuffyError, 
 from luffy.flows.prefect_api import ApiServer, prefect_api, set_environment
 from luffy.library_loading import without_collections
 from luffy.pipeline.engine_process import EngineProcess
-from luffy.pipeline.plan import StagePlan
+from luffy.pipeline.plan import StagePlan, several_to_make
 from luffy.pipeline.warm_start import WarmServer, can_start_warm
 from luffy.pipeline.workspace import WORKSPACE_VARIABLE, Workspace
 
-_MIN_WARM_STAGES = 2
-"""With fewer stages to make, a warm server is not worth its start."""
 _EMBEDDED_RETRIES = 2
 """Retries of a request to the embedded server, after 2 s and 4 s."""
 
@@ -48,7 +46,7 @@ def launch(
         set_environment(workspace.prefect_home, debug=debug)
         server = prefect_api(workspace.prefect_home)
         with ExitStack() as shared:
-            if plans is None or _num_to_make(plans) >= _MIN_WARM_STAGES:
+            if plans is None or _several_to_make(plans):
                 shared.enter_context(EngineProcess().use())
                 if can_start_warm():
                     shared.enter_context(WarmServer(workspace.warm_log).use())
@@ -65,11 +63,11 @@ def launch(
     return EXIT_OK
 
 
-def _num_to_make(plans: Callable[[], Sequence[StagePlan]]) -> int:
+def _several_to_make(plans: Callable[[], Sequence[StagePlan]]) -> bool:
     try:
-        return sum(plan.action not in ("reuse", "depends", "pull") for plan in plans())
+        return several_to_make(plans())
     except LuffyError:
-        return 0  # the flow meets the same error and reports it
+        return False  # the flow meets the same error and reports it
 
 
 def call_flow(flow: Callable[..., object], parameters: Mapping[str, object], server: ApiServer | None) -> None:

@@ -34,7 +34,8 @@ from luffy.pipeline.events import Event, EventKind
 from luffy.pipeline.experiment import ExperimentRun, StageObserver, open_experiment, start_run
 from luffy.pipeline.graph import select_nodes
 from luffy.pipeline.manifest import Manifest
-from luffy.pipeline.plan import StagePlan
+from luffy.pipeline.plan import StagePlan, several_to_make
+from luffy.pipeline.warm_start import WarmServer, can_start_warm
 from luffy.pipeline.workspace import Workspace
 from luffy.processes import watch_parent
 from luffy.report.cells import duration
@@ -141,6 +142,9 @@ def open_session(
     threading.Thread(target=context_run, args=watch, name="cancellation", daemon=True).start()
     with ExitStack() as stack:
         stack.callback(ended.set)
+        # The command line has started one already, if it is worth it.
+        if by_worker and can_start_warm() and (display is not None or several_to_make(experiment.plan())):
+            stack.enter_context(WarmServer(workspace.warm_log).use())
         run = stack.enter_context(start_run(experiment, stopped.is_set))
         labels = labels or tags_of(config)
         publisher = stack.enter_context(Publisher(_writer(flow_run, labels)))

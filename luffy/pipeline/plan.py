@@ -40,6 +40,11 @@ class StagePlan:
         return {"reuse": "reused", "depends": "reused or run", "pull": "pulled"}.get(self.action, "run")
 
 
+def several_to_make(plans: Iterable[StagePlan]) -> bool:
+    """Whether at least two stages are to be made: with fewer, a process that stages share is not worth its start."""
+    return sum(plan.action not in ("reuse", "depends", "pull") for plan in plans) > 1
+
+
 def why_not_reused(
     siblings: Iterable[Path], experiment: str, node: str, identity: Identity, inputs: Mapping[str, str]
 ) -> str:

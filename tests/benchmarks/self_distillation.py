@@ -28,10 +28,10 @@ CHANGES = (
     "model.architecture.max_position_embeddings=256",
     "data.max_prompt_tokens=130",
     "stages=[prepare_data, base, rl]",
-    "rl.teacher.prompt={trace} {problem}",
+    'rl.teacher.prompt="{trace} {problem}"',
 )
 DIVERGENCES = {"opsd": "actor/distillation_reverse_kl", "opsd_jsd": "actor/distillation_jsd"}
-CORRECT = "reward/correct_rate"
+CORRECT = "reward/correct_share"
 
 
 def texts() -> Iterator[Prompt]:

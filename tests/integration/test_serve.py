@@ -260,6 +260,7 @@ def test_a_deployment_runs_from_another_terminal_and_shows_what_it_does(served, 
     assert set(pages) <= listed and None not in listed
     logs = served.ask("logs/filter", logs={"flow_run_id": {"any_": [run]}}, limit=200)
     assert any("corpus: 5" in log["message"] and log["level"] == 20 for log in logs)
+    assert (served.workspace / "warm_server.log").is_file(), "its stages are forked, as by the command line"
 
     second = served.begin(SHORT)
     assert served.end_of(second) == "COMPLETED"
