@@ -2,8 +2,8 @@
 
 Run: python tests/benchmarks/self_distillation.py [--steps 20] [--workspace DIR]
 
-The experiment is `arithmetic`, but half of its base's texts that reason in steps have the trace in the prompt, before the
-problem, as `rl.teacher.prompt` puts it there. `opsd` and `opsd_jsd` follow from that base. A row is a step.
+The experiment is `arithmetic`, but half of its base's texts that reason in steps have the trace in the prompt, before
+the problem, as `rl.teacher.prompt` puts it there. `opsd` and `opsd_jsd` follow from that base. A row is a step.
 """
 
 import argparse
@@ -30,8 +30,10 @@ CHANGES = (
     "stages=[prepare_data, base, rl]",
     'rl.teacher.prompt="{trace} {problem}"',
 )
-DIVERGENCES = {"opsd": "actor/distillation_reverse_kl", "opsd_jsd": "actor/distillation_jsd"}
-CORRECT = "reward/correct_share"
+METRICS = {
+    "opsd": "actor/distillation_reverse_kl",  # as the sampled tokens estimate it
+    "opsd_jsd": "actor/distillation_loss",  # which is the divergence itself
+}
 
 
 def texts() -> Iterator[Prompt]:
@@ -57,14 +59,15 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         workspace = arguments.workspace or Path(folder) / "workspace"
         write_prompts(corpus := Path(folder) / "corpus.parquet", texts())
-        print("method\tstep\tdivergence\tcorrect")
-        for method, divergence in DIVERGENCES.items():
+        print("method\tstep\tdivergence\tcorrect\ttokens")
+        for method, divergence in METRICS.items():
             settings = [f"name={method}", f"method={method}", f"rl.steps={arguments.steps}", *CHANGES]
             settings.append(f"data.corpus={{kind: file, path: {corpus}}}")
             command = [sys.executable, "-m", "luffy", "run", "--workspace", str(workspace), "arithmetic", *settings]
             subprocess.run(command, cwd=ROOT, check=True, stdout=sys.stderr)
             for row in read_metrics(workspace / "runs" / f"{method}-1" / "stages" / "rl" / METRICS_FILE):
-                print(f"{method}\t{row['step']:.0f}\t{row[divergence]:.4f}\t{row[CORRECT]:.3f}", flush=True)
+                length, correct = row["rollout/response_length_mean"], row["reward/correct_share"]
+                print(f"{method}\t{row['step']:.0f}\t{row[divergence]:.4f}\t{correct:.3f}\t{length:.1f}", flush=True)
 
 
 if __name__ == "__main__":

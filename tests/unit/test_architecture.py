@@ -70,7 +70,9 @@ def imported(path):
     return names
 
 
-IMPORTS = [(path, name) for path in MODULES for name in imported(path)]
+@cache
+def imports():
+    return [(path, name) for path in MODULES for name in imported(path)]
 
 
 def package_of(path):
@@ -78,7 +80,7 @@ def package_of(path):
 
 
 def test_modules_import_only_from_lower_layers():
-    for path, name in IMPORTS:
+    for path, name in imports():
         own, parts = package_of(path), name.split(".")
         assert parts[0] != "prefect", f"{path} imports {name}"
         if len(parts) > 1 and parts[1] in PREFECT_SIDE and path.relative_to(ROOT).as_posix() in STARTERS:
@@ -91,7 +93,7 @@ def test_modules_import_only_from_lower_layers():
 
 def test_nobody_imports_private_names():
     private = re.compile(r"luffy\.(.*\.)?_(?!_version__$)[^.]*$")
-    assert [each for each in IMPORTS if private.match(each[1])] == []
+    assert [each for each in imports() if private.match(each[1])] == []
 
 
 def test_flows_and_tasks_are_imported_as_parts_of_the_package():
@@ -106,7 +108,7 @@ def test_every_package_has_a_layer():
 
 
 def test_only_the_console_knows_rich():
-    users = {path.relative_to(ROOT).as_posix() for path, name in IMPORTS if name.startswith("rich")}
+    users = {path.relative_to(ROOT).as_posix() for path, name in imports() if name.startswith("rich")}
     assert users == {"luffy/cli/console.py"}
 
 
