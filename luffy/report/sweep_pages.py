@@ -458,9 +458,10 @@ def study_page(findings: Findings, results: SweepResults) -> Page:
         sections.append(Section(title="Limits", text=tuple(design.limits)))
     assert design.budget is not None
     seeds, elsewhere = (", ".join(map(str, each)) for each in (design.seeds, design.seeds_elsewhere))
+    num_run = len(accuracies_of_cells(findings, findings.measured[0]).rows)
     subtitle = (
-        f"{len(design.cells)} cells · {len(design.arms)} arms · {design.budget.text} · seeds {seeds} at the centre, "
-        f"{elsewhere} elsewhere"
+        f"{num_run} of {len(design.cells)} cells · {len(design.arms)} arms · {design.budget.text} · "
+        f"seeds {seeds} at the centre, {elsewhere} elsewhere"
     )
     return Page(design.name, subtitle, tuple(sections), "study")
 

@@ -350,6 +350,7 @@ def test_a_planned_test_without_results_counts_in_the_correction(study, results)
     assert findings.missing == [("budget-long", "luffy")]
     effect = findings.effect("centre", "luffy")
     assert effect.adjusted_p == pytest.approx(2 * effect.result.p_value)
+    assert pages.study_page(findings, cut).subtitle.startswith(f"{len(study.cells) - 1} of {len(study.cells)} cells")
 
 
 def test_a_table_of_the_page_is_what_the_parquet_says(study, results, tmp_path):
