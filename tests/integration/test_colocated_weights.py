@@ -1,6 +1,7 @@
 """Weights that engines copy from the memory of the rank beside them: real Ray, DeepSpeed ranks (ZeRO 3) and vLLM.
 
-On CPUs through shared memory, by the calls that share a GPU's memory. One cluster for all tests, in order.
+On CPUs through shared memory, by the calls that share a GPU's memory. Published are the merged weights of a LoRA
+adapter and the base's other weights. One cluster for all tests, in order.
 """
 
 import os
@@ -16,6 +17,7 @@ from synthetic.placed_kill import kill_at
 
 from luffy.cluster import ray_engine
 from luffy.cluster.ray_cluster import RayCluster
+from luffy.config.model import LoRAConfig
 from luffy.tensor_sharing import SharedTensor
 from luffy.training.learner import TrainerRank
 
@@ -27,7 +29,8 @@ MAX_GAP = 1e-4
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory) -> Iterator[RayCluster]:
     spec = spec_of(
-        tmp_path_factory.mktemp("ray"), model_of(tied=False), zero_stage=3,
+        tmp_path_factory.mktemp("ray"), model_of(tied=True), zero_stage=3,
+        lora=LoRAConfig(rank=4, alpha=8.0),
         trainer_ranks=2, engines=2, placement="colocated",
     )  # fmt: skip
     with pytest.MonkeyPatch.context() as patch:
@@ -39,9 +42,12 @@ def cluster(tmp_path_factory) -> Iterator[RayCluster]:
 
 
 def update_and_publish(cluster: RayCluster, step: int) -> None:
-    """Both engines have the ranks' weights after it."""
     cluster.trainer.learn(groups_of(step), step)
     cluster.publish(step)
+    assert_both_engines_have_the_weights(cluster, step)
+
+
+def assert_both_engines_have_the_weights(cluster: RayCluster, step: int) -> None:
     folder = cluster._spec.out / f"after_{step}"
     cluster.trainer.export(folder)
     for engine in range(2):
@@ -68,13 +74,19 @@ def test_an_engine_killed_while_it_copies_is_replaced_and_both_have_all_weights(
 
 
 def test_memory_that_an_engine_cannot_open_is_sent_through_the_object_store_from_then_on(cluster, caplog):
+    """Also where an engine is killed while it receives."""
+
     def give_memory_of_another_gpu(rank: TrainerRank) -> None:
         share = SharedTensor.of
         SharedTensor.of = lambda tensor: replace(share(tensor), gpu="GPU-elsewhere")
 
     cluster.in_turn.call(give_memory_of_another_gpu, [(), ()])
     update_and_publish(cluster, 4)
-    update_and_publish(cluster, 5)
+    victim, _ = cluster._engines.members
+    cluster.trainer.learn(groups_of(5), 5)
+    kill_at(victim, "received", lambda: cluster.publish(5))
+    assert cluster._engines.num_restarts == 2
+    assert_both_engines_have_the_weights(cluster, 5)
     (warning,) = [record.message for record in caplog.records if "object_store" in record.message]
     assert warning == (
         "weights go by object_store from now on, not by ipc: this process does not see GPU GPU-elsewhere"

@@ -3,7 +3,6 @@
 import os
 import re
 import shutil
-import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -114,7 +113,6 @@ def test_each_stage_finds_what_the_first_has_found(shared, run):
 @pytest.mark.parametrize(
     ("code", "failure", "is_lost"),
     [
-        ("import sys; sys.exit(75)", "failed with exit code 75", True),
         ("raise ValueError('wrong')", "failed with exit code 1", False),
         ("import os; os.kill(os.getpid(), 9)", "was ended by SIGKILL", True),
     ],
@@ -205,29 +203,19 @@ def test_a_chain_starts_one_engine(chain):
 @needs_vllm
 @needs_no_gpu
 def test_stages_have_the_bits_of_a_fresh_engine_and_leave_no_trainer(chain, shared, run, tmp_path):
-    """In another order than the chain's, and with a process that is lost: each stage once with an engine that it starts
-    and once with one that it is given."""
+    """In another order than the chain's: each stage once with an engine that it starts, once with one that it is given.
+
+    `test_a_chain_starts_one_engine` shows which of the chain's is which.
+    """
     for stage in ("prepare_data", "base", "sft"):
         shutil.copytree(chain / "stages" / stage, tmp_path / "stages" / stage)
     experiment = open_experiment(load_experiment(ROOT / CHAIN[0], CHAIN[1:]), Workspace(tmp_path))
     started = ExperimentRun(experiment, experiment.workspace.new_run("apart", {}))
-
-    class Killer(Recorder):
-        def event(self, plan, event):
-            super().event(plan, event)
-            if "engine kept" in event.text:
-                os.kill(event.pid, signal.SIGKILL)
-
-    started.execute("evaluate_base", Recorder())
-    with pytest.raises(StageFailed, match="evaluate_sft was ended by SIGKILL") as caught:
-        started.execute("evaluate_sft", Killer())
-    assert caught.value.temporary
     for node in ("evaluate_sft", "rl"):
         started.execute(node, Recorder())
     run("left")
-    started.execute("evaluate_rl", Recorder())
-    assert said(tmp_path) == [STARTED, f"{KEPT}sft", STARTED, f"{KEPT}sft", f"{KEPT}rl"]
+    assert said(tmp_path) == [STARTED, f"{KEPT}sft"]
     made = [file for name in OUTPUTS for file in tmp_path.glob(f"stages/**/{name}")]
-    assert len(made) == 9
+    assert len(made) == 5
     for file in made:
         assert file.read_bytes() == (chain / file.relative_to(tmp_path)).read_bytes(), file

@@ -1,25 +1,22 @@
-"""RL of a LoRA adapter as a real stage: rollouts see the adapted policy in every engine, and a stop costs no bit."""
+"""RL of a LoRA adapter as a real stage: rollouts see the adapted policy in every engine, and a stop costs no bit.
+
+`test_colocated_weights` publishes merged weights under Ray.
+"""
 
 import shutil
-from collections.abc import Iterator
-from dataclasses import dataclass
 from filecmp import cmp
 from pathlib import Path
 
 import pytest
 from installed import needs_no_gpu, needs_vllm
-from reference.gradient_case import relative_l2
-from reference.ray_case import REQUESTS, groups_of, largest_gap, model_of, movement, params, spec_of
+from reference.ray_case import movement
 from test_methods import after_step_2, assert_resumes_from_step_1, experiment, run_rl, upstream_of
 
 from luffy.api.runs import export_stage
-from luffy.cluster.local import LocalCluster
-from luffy.cluster.ray_cluster import RayCluster
 from luffy.config.experiment import ExperimentConfig
-from luffy.config.model import LoRAConfig
 from luffy.pipeline.graph import build_graph
 from luffy.pipeline.job import JOB_FILE, StageJob, write_job
-from luffy.tracking.metrics import read_metrics, without_times
+from luffy.tracking.metrics import read_metrics
 
 pytestmark = [pytest.mark.slow, needs_no_gpu]
 LORA = "model.lora={rank: 8, alpha: 16}"
@@ -96,40 +93,3 @@ def test_a_checkpoint_is_exported_like_the_final_model(upstream, undisturbed, tm
     assert export_stage(stage, tmp_path / "exported", step=3) == "the checkpoint of step 3"
     for file in ("model/model.safetensors", ADAPTER):
         assert cmp(stage / file, tmp_path / "exported" / Path(file).relative_to("model"), shallow=False)
-
-
-@dataclass
-class Pair:
-    """The same start twice."""
-
-    ray: RayCluster
-    local: LocalCluster
-    folder: Path
-
-
-@pytest.fixture(scope="module")
-def pair(tmp_path_factory) -> Iterator[Pair]:
-    lora = LoRAConfig(rank=4, alpha=8.0)
-    ray_folder, local_folder = tmp_path_factory.mktemp("ray"), tmp_path_factory.mktemp("local")
-    by_broadcast = {"trainer_ranks": 1, "engines": 1, "weight_transfer": "broadcast"}
-    spec = spec_of(ray_folder, model_of(tied=False), zero_stage=0, lora=lora, **by_broadcast)
-    local = LocalCluster(spec_of(local_folder, model_of(tied=False), zero_stage=0, lora=lora))
-    with RayCluster(spec) as cluster:
-        yield Pair(cluster, local, ray_folder)
-
-
-@needs_vllm
-def test_ray_publishes_the_merged_weights_of_every_update(pair):
-    base = pair.folder / "model"
-    for step in (1, 2, 3):
-        found, expected = (cluster.trainer.learn(groups_of(step), step) for cluster in (pair.ray, pair.local))
-        assert without_times(found) == pytest.approx(without_times(expected), rel=1e-4, abs=1e-6)
-        pair.ray.publish(step)
-        sampled = pair.ray.engine.generate(REQUESTS, params())
-        pair.ray.trainer.export(pair.folder / f"after_{step}")
-        gap_before = largest_gap(base, REQUESTS, sampled)
-        assert largest_gap(pair.folder / f"after_{step}", REQUESTS, sampled) < 1e-4 < gap_before
-        assert all(set(completion.weight_versions) == {step} for completion in sampled)
-    pair.local.trainer.export(pair.folder / "expected")
-    moved, wanted = (movement(pair.folder / name, base) for name in ("after_3", "expected"))
-    assert relative_l2(moved, wanted) < 1e-3

@@ -1,14 +1,14 @@
 """RL on a Ray cluster of two machines, of which one fails in the middle of a step; a Slurm job that forms a cluster.
 
-The tests of the cluster are one story, in order. What one machine computes is the reference.
+What one machine computes is the reference.
 """
 
 import json
 import os
 import re
-import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Sequence
+from filecmp import cmp
 from pathlib import Path
 
 import psutil
@@ -17,14 +17,18 @@ from holding import Hold
 from installed import needs_no_gpu, needs_vllm
 from patience import PATIENCE_S, wait_until
 from prefect_api import place_empty_database, without_prefect
-from two_machines import TwoMachines, two_machines
+from toy_run import Recorder
+from two_machines import two_machines
 
+from luffy.config import load_experiment
+from luffy.pipeline.experiment import ExperimentRun, open_experiment
+from luffy.pipeline.workspace import Workspace
 from luffy.tracking.metrics import without_times
 
 pytestmark = [pytest.mark.slow, needs_vllm, needs_no_gpu]
 LUFFY = Path(sys.executable).with_name("luffy")
 SLURM = Path(__file__).parents[2] / "deploy" / "slurm.sh"
-NUM_STEPS, HELD_AT = 5, 3
+NUM_STEPS, HELD_AT = 4, 3
 EXPERIMENT = ("smoke_ray", "stages=[prepare_data, base, rl]", f"rl.steps={NUM_STEPS}", "rl.max_staleness=0")
 TIMES = "start_timeout_s: 600, call_timeout_s: 600"
 SRUN = """#!/usr/bin/env bash
@@ -34,39 +38,16 @@ exec sleep infinity > /dev/null 2>&1
 """
 
 
-@pytest.fixture(scope="module")
-def machines(tmp_path_factory) -> Iterator[TwoMachines]:
-    with two_machines(tmp_path_factory.mktemp("machines")) as machines:
-        place_empty_database(machines.shared / "one" / "prefect")
-        machines.alpha.environment |= {"DO_NOT_TRACK": "1", "OMP_NUM_THREADS": "1"}
-        for name in machines.alpha.environment.keys() - without_prefect().keys():
-            if name.startswith("PREFECT_"):
-                del machines.alpha.environment[name]
-        # In the workspace, which both machines see.
-        machines.alpha.environment.pop("VLLM_CACHE_ROOT", None)
-        yield machines
+def command(workspace: Path, ray: str) -> list[object]:
+    return [LUFFY, "run", *EXPERIMENT, f"execution.ray={ray}", "--workspace", workspace]
 
 
-@pytest.fixture(scope="module")
-def reference(machines) -> Path:
-    """RL of three ranks and an engine on one machine."""
-    workspace = machines.shared / "one"
-    run = machines.alpha.run(*command("run", workspace, f"{{trainer_ranks: 3, {TIMES}}}"))
-    assert run.returncode == 0, run.stdout + run.stderr
-    machines.start_ray()
-    machines.join_ray()
-    return workspace
-
-
-def command(verb: str, workspace: Path, ray: str) -> list[object]:
-    return [LUFFY, verb, *EXPERIMENT, f"execution.ray={ray}", "--workspace", workspace]
-
-
-def another(workspace: Path, name: str) -> Path:
-    """A workspace with the finished stages before RL."""
-    copy = workspace.with_name(name)
-    shutil.copytree(workspace, copy, ignore=shutil.ignore_patterns("rl", "runs"))
-    return copy
+def run_here(workspace: Path, *nodes: str, overrides: Sequence[str]) -> None:
+    """Run stages on this machine alone, without a flow."""
+    experiment = open_experiment(load_experiment(EXPERIMENT[0], [*EXPERIMENT[1:], *overrides]), Workspace(workspace))
+    run = ExperimentRun(experiment, experiment.workspace.new_run("alone", {}))
+    for node in nodes:
+        run.execute(node, Recorder())
 
 
 def stage(workspace: Path) -> Path:
@@ -74,12 +55,8 @@ def stage(workspace: Path) -> Path:
     return directory
 
 
-def metrics(workspace: Path) -> list[dict[str, float]]:
-    return [without_times(json.loads(row)) for row in (stage(workspace) / "metrics.jsonl").read_text().splitlines()]
-
-
-def weights(workspace: Path) -> bytes:
-    return (stage(workspace) / "model" / "model.safetensors").read_bytes()
+def metrics(directory: Path) -> list[dict[str, float]]:
+    return [without_times(json.loads(row)) for row in (directory / "metrics.jsonl").read_text().splitlines()]
 
 
 def places(text: str) -> dict[str, set[str]]:
@@ -88,56 +65,65 @@ def places(text: str) -> dict[str, set[str]]:
     return {machine: set(filter(None, processes.split(", "))) for machine, processes in rows}
 
 
-def test_ranks_fill_one_machine_before_engines_share_the_other(machines, reference):
-    ray = f'{{address: "{machines.address}", trainer_ranks: 2, engines: 2, {TIMES}}}'
-    plan = machines.beta.run(*command("plan", reference, ray))
-    assert plan.returncode == 0, plan.stderr
-    ranks, engines = ({f"{name} {i}" for i in range(2)} for name in ("trainer rank", "engine"))
-    assert sorted(places(plan.stdout).values(), key=max) == [engines, ranks], plan.stdout
-
-
-def test_the_loss_of_a_machine_is_named_and_the_same_command_goes_on_when_it_is_back(machines, reference):
+def test_the_loss_of_a_machine_is_named_and_the_same_command_goes_on_when_it_is_back(tmp_path, monkeypatch, request):
     """Ranks are on both, and weights go to the other machine: through the object store, then by broadcast.
 
     The machine that was not Ray's head goes on. In the end every bit is as on one machine.
     """
-    workspace = another(reference, "both")
-    ray = f'address: "{machines.address}", trainer_ranks: 3, {TIMES}'
-    words = command("run", workspace, f"{{weight_transfer: object_store, {ray}}}")
-    again = command("run", workspace, f"{{weight_transfer: broadcast, {ray}}}")
-    hold = Hold(workspace, "rl", HELD_AT)
-    run = machines.alpha.start(*words, **hold.environment)
-    hold.wait(run)
-    for process in psutil.Process(machines.beta.pid).children(recursive=True):
-        if "ray::RankActor" in process.name():
-            process.suspend()  # so that nobody gets through the step that begins now
-    hold.release()
-    machines.beta.kill()
-    out, _ = run.communicate(timeout=PATIENCE_S)
-    assert run.returncode == 1
-    lost = r"machine beta \(10\.77\.0\.2\) is gone, and with it (.*); the same command resumes the stage"
-    told = re.search(rf"error: rl failed with exit code 75: {lost}", out)
-    assert told, out
-    gone = {*told[1].split(", ")}
-    assert len(gone) == 2 and gone < {"engine 0", *(f"trainer rank {rank}" for rank in range(3))}
-    assert len(gone & {"engine 0", "trainer rank 0"}) == 1, "the rank that sends and the engine were on one machine"
+    with two_machines(tmp_path) as machines:
+        workspace, reference = tmp_path / "workspace", tmp_path / "reference"
+        place_empty_database(workspace / "prefect")
+        monkeypatch.setenv("OMP_NUM_THREADS", "1")
+        request.getfixturevalue("warm_stages")  # only now, since a warm server starts no stage in another environment
+        run_here(workspace, "prepare_data", "base", overrides=["cluster=local"])
+        run_here(workspace, "rl", overrides=[f"execution.ray={{trainer_ranks: 3, {TIMES}}}"])
+        stage(workspace).rename(reference)
 
-    refused = machines.alpha.run(*words, **hold.environment)
-    assert refused.returncode == 2
-    few = "trainer_ranks 3 and engines 1 need 4 CPUs, the cluster has 2; gone: machine beta (10.77.0.2)"
-    assert few in refused.stderr
+        environment = machines.alpha.environment
+        environment |= {"DO_NOT_TRACK": "1", "OMP_NUM_THREADS": "1"}
+        for name in environment.keys() - without_prefect().keys():
+            if name.startswith("PREFECT_"):
+                del environment[name]
+        environment.pop("VLLM_CACHE_ROOT", None)  # so in the workspace, which both machines see
+        machines.start_ray()
+        machines.join_ray()
+        ray = f'address: "{machines.address}", trainer_ranks: 3, {TIMES}'
+        words = command(workspace, f"{{weight_transfer: object_store, {ray}}}")
+        again = command(workspace, f"{{weight_transfer: broadcast, {ray}}}")
+        hold = Hold(workspace, "rl", HELD_AT)
+        run = machines.alpha.start(*words, **hold.environment)
+        hold.wait(run)
+        for process in psutil.Process(machines.beta.pid).children(recursive=True):
+            if "ray::RankActor" in process.name():
+                process.suspend()  # so that nobody gets through the step that begins now
+        hold.release()
+        machines.beta.kill()
+        out, _ = run.communicate(timeout=PATIENCE_S)
+        assert run.returncode == 1
+        lost = r"machine beta \(10\.77\.0\.2\) is gone, and with it (.*); the same command resumes the stage"
+        told = re.search(rf"error: rl failed with exit code 75: {lost}", out)
+        assert told, out
+        gone = {*told[1].split(", ")}
+        assert len(gone) == 2 and gone < {"engine 0", *(f"trainer rank {rank}" for rank in range(3))}
+        assert len(gone & {"engine 0", "trainer rank 0"}) == 1, "the rank that sends and the engine were on one machine"
 
-    machines.join_ray()
-    run = machines.beta.run(*again, **hold.environment)
-    assert run.returncode == 0, run.stdout + run.stderr
-    assert "the object store is used" not in (stage(workspace) / "logs" / "rank_0.log").read_text()
-    assert json.loads((stage(workspace) / "manifest.json").read_text())["resumed_from"] == HELD_AT - 1
-    assert metrics(workspace) == metrics(reference)
-    assert weights(workspace) == weights(reference)
+        refused = machines.alpha.run(*words, **hold.environment)
+        assert refused.returncode == 2
+        few = "trainer_ranks 3 and engines 1 need 4 CPUs, the cluster has 2; gone: machine beta (10.77.0.2)"
+        assert few in refused.stderr
+
+        machines.join_ray()
+        run = machines.beta.run(*again, **hold.environment)
+        assert run.returncode == 0, run.stdout + run.stderr
+    found = stage(workspace)
+    assert "the object store is used" not in (found / "logs" / "rank_0.log").read_text()
+    assert json.loads((found / "manifest.json").read_text())["resumed_from"] == HELD_AT - 1
+    assert metrics(found) == metrics(reference)
+    assert cmp(found / "model" / "model.safetensors", reference / "model" / "model.safetensors", shallow=False)
 
 
-def test_a_slurm_job_of_two_nodes_runs_in_one_cluster(tmp_path):
-    """`luffy run` is replaced by `luffy plan`, which says what it finds there."""
+def test_a_slurm_job_of_two_nodes_runs_in_one_cluster_where_ranks_fill_one_machine(tmp_path):
+    """`luffy run` is replaced by `luffy plan`, which says what it finds there. Engines share the other machine."""
     seen = tmp_path / "seen"
     seen.mkdir()
     plan = f'#!/bin/sh\nshift\nexec {LUFFY} plan "$@" --workspace {tmp_path}/workspace\n'
@@ -149,6 +135,7 @@ def test_a_slurm_job_of_two_nodes_runs_in_one_cluster(tmp_path):
         job = machines.alpha.start(
             SLURM,
             *EXPERIMENT,
+            f"execution.ray={{trainer_ranks: 2, engines: 2, {TIMES}}}",
             SEEN=str(seen),
             PATH=os.pathsep.join([str(seen), str(LUFFY.parent), os.environ["PATH"]]),
             SLURM_JOB_ID="17",
@@ -163,5 +150,5 @@ def test_a_slurm_job_of_two_nodes_runs_in_one_cluster(tmp_path):
         out, _ = job.communicate(timeout=PATIENCE_S)
         assert job.returncode == 0, out
         assert node.poll() is None
-    assert set().union(*places(out).values()) == {"trainer rank 0", "trainer rank 1", "engine 0"}
-    assert places(out).keys() == {"alpha", "beta"}
+    ranks, engines = ({f"{name} {i}" for i in range(2)} for name in ("trainer rank", "engine"))
+    assert sorted(places(out).values(), key=max) == [engines, ranks], out
