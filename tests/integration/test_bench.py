@@ -3,7 +3,6 @@
 import re
 
 import pytest
-from installed import needs_vllm
 
 from luffy.cli.main import main
 from luffy.errors import EXIT_FAILURE, EXIT_OK
@@ -45,13 +44,12 @@ def test_a_bench_measures_every_stage_and_leaves_only_data_and_policy(tmp_path, 
     assert [path.name for path in (tmp_path / "bench").iterdir()] == [".lock"]
 
 
-@needs_vllm
 def test_a_stage_that_cannot_run_gives_its_reason_and_the_others_are_measured(tmp_path, capsys):
-    # The engine says so when RL starts.
-    refused = ["rl.engine=vllm", "execution.vllm.max_num_batched_tokens=8"]
-    code = main(["bench", *RL, *refused, "--steps", "1", "--workspace", str(tmp_path)])
+    code = main(
+        ["bench", SMOKE, "chain=sft", "method=sft", "sft.num_traces=9999", "--steps", "1", "--workspace", str(tmp_path)]
+    )
     shown = capsys.readouterr().out
     assert code == EXIT_FAILURE
-    (line,) = [line for line in shown.splitlines() if line.startswith("rl: not measured: ")]
-    assert "max_num_batched_tokens: 8 is less than one sequence" in line
-    assert "evaluate_base: " in shown and "without rl, report" in shown
+    (line,) = [line for line in shown.splitlines() if line.startswith("sft: not measured: ")]
+    assert "sft.num_traces is 9999" in line
+    assert "evaluate_base: " in shown and "without sft, report" in shown

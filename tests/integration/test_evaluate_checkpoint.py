@@ -73,8 +73,6 @@ def test_a_model_and_a_file_suffice_and_results_call_the_model_by_its_name(works
     assert [(row.suite, row.num_problems, row.protocol.max_response_tokens) for row in rows] == [("sums", 2, 64)]
     report = (workspace / "runs" / "mine-1" / "report.html").read_text()
     assert re.findall(r'class="label">(.*?)<', report) == ["Mine"]
-    again = flow_process.run(workspace, *arguments, flow="evaluate_checkpoint")
-    assert set(states(again).values()) == {"reused"}
 
 
 def test_a_sweep_evaluates_each_kept_step_by_one_engine_and_its_last_is_the_final_model(sweep_of_all):

@@ -1,6 +1,7 @@
 """A stage of one's own is its program and its entry in the registry: here in a copy of the project."""
 
 import json
+import re
 import sys
 
 import pytest
@@ -43,30 +44,23 @@ _KINDS = (
 """
 
 
-@pytest.fixture(scope="module")
-def project(tmp_path_factory):
-    """The project with a stage `census`."""
-    root = tmp_path_factory.mktemp("project")
-    copy_of_the_code(root, "luffy", "flows", "tasks", "exp_configs", "data")
-    (root / "luffy/stages/census.py").write_text(PROGRAM)
-    registry = root / "luffy/config/stage_kinds.py"
-    before, after = registry.read_text().split("STAGE_KINDS: Mapping")
-    registry.write_text(f"{before}{ENTRY}STAGE_KINDS: Mapping{after}")
-    return root
-
-
 def flow(project, *arguments):
     env = without_prefect() | shared_api() | {"PYTHONPATH": str(project), "LUFFY_WORKSPACE": str(project / "workspace")}
     return ran([sys.executable, "flows/full_pipeline.py", "exp_configs/smoke.yaml", *arguments], cwd=project, env=env)
 
 
-def test_a_chain_with_a_custom_stage_runs_and_is_reused(project):
+def test_a_chain_with_a_custom_stage_runs_and_is_reused(tmp_path):
+    project = tmp_path / "project"
+    copy_of_the_code(project, "luffy", "flows", "tasks", "exp_configs", "data")
+    (project / "luffy/stages/census.py").write_text(PROGRAM)
+    registry = project / "luffy/config/stage_kinds.py"
+    before, after = registry.read_text().split("STAGE_KINDS: Mapping")
+    registry.write_text(f"{before}{ENTRY}STAGE_KINDS: Mapping{after}")
     chain = ("stages=[prepare_data, base, census]", "base.steps=2")
     first = flow(project, *chain)
     assert first.returncode == 0, first.stderr
     assert (project / "workspace/runs/smoke-1/census.txt").read_text().startswith("prompts of smoke: ")
     (manifest,) = (project / "workspace/stages/census").glob("*/manifest.json")
     assert json.loads(manifest.read_text())["upstream"].keys() == {"data"}
-    again = flow(project, *chain)
-    assert "census: reused" in again.stdout
-    assert "first run" in flow(project, *chain, "name=other", "seed=5", "--dry-run").stdout
+    again = flow(project, *chain, "--dry-run")
+    assert re.search(r"^census +\w{16} +reused", again.stdout, re.MULTILINE), again.stdout

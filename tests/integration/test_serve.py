@@ -98,12 +98,11 @@ class Checkout:
     def run(self, *arguments, **more):
         return ran([sys.executable, *arguments], cwd=self.root, env={**self.environment, **more})
 
-    def begin(self, overrides):
+    def begin(self, overrides, **more):
         """Start the deployment as the page of the server does; returns the run's identifier."""
-        return self.ask(self._runs_of("full-pipeline/smoke"), parameters={"overrides": overrides})["id"]
-
-    def _runs_of(self, name):
-        return f"deployments/{self.ask(f'deployments/name/{name}')['id']}/create_flow_run"
+        deployment = self.ask("deployments/name/full-pipeline/smoke")["id"]
+        path = f"deployments/{deployment}/create_flow_run"
+        return self.ask(path, parameters={"overrides": overrides}, **more)["id"]
 
     def deploy(self, name, parameters, *options):
         """Start a deployment by Prefect's command; returns the finished command and the run's identifier."""
@@ -143,17 +142,6 @@ class Checkout:
         found = self.ask("artifacts/filter", artifacts={"flow_run_id": {"any_": [run]}}, sort="CREATED_DESC")
         return [artifact for artifact in reversed(found) if artifact["type"] is not None]
 
-    def failed_in_one_line(self, run, line):
-        """Assert that `run` ended with `line` before its first stage, once, and without a traceback."""
-        found = self.ask(f"flow_runs/{run}")
-        assert (found["state_type"], found["run_count"]) == ("FAILED", 1)
-        assert line in found["state"]["message"]
-        assert self.ask("task_runs/filter", flow_runs={"id": {"any_": [run]}}) == []
-        wait_until(lambda: not self.processes("prefect.engine"))  # it sends its last lines as it ends
-        logs = [log["message"] for log in self.ask("logs/filter", logs={"flow_run_id": {"any_": [run]}}, limit=200)]
-        assert not any("Traceback" in message for message in logs)
-        assert sum(line in message and "\n" not in message for message in logs) >= 1
-
     def processes(self, *words):
         """Live ones of this checkout's workspace whose commands have these words."""
         found = []
@@ -167,30 +155,13 @@ class Checkout:
         found = self.ask("task_runs/filter", task_runs={"flow_run_id": {"any_": [run]}})
         return {task["name"]: task["state_name"] for task in found}
 
-    def worker(self):
-        (worker,) = self.processes(" prefect worker ")
-        return worker
-
-    def newest_run(self, process):
-        """The run that `process`, a flow started by hand, is about to report."""
-        started = {"flow_runs": {"deployment_id": {"is_null_": True}, "state": {"type": {"any_": ["RUNNING"]}}}}
-        wait_until(lambda: process.poll() is not None or self.ask("flow_runs/filter", **started), every_s=LOOK_S)
-        return self.ask("flow_runs/filter", **started)[0]["id"]
-
-    def running_on(self, host):
-        """A run of the same pool that a worker on another host has said to be running."""
-        run = self.ask(self._runs_of("full-pipeline/smoke"), state={"type": "PENDING"}, tags=[f"host:{host}"])["id"]
-        self.ask(f"flow_runs/{run}/set_state", state={"type": "RUNNING", "name": "Running"}, force=True)
-        return run
+    def action_of_base(self):
+        """What the newest run did for its stage `base`."""
+        newest = max(self.workspace.glob("runs/*/run.json"), key=lambda path: path.stat().st_mtime)
+        return json.loads(newest.read_text())["stages"]["base"]["action"]
 
     def wait_for_steps(self, run):
         """Until the stage of the long `run` shows steps and has a checkpoint."""
-        self.wait_for_progress(run)
-        events = max(self.workspace.glob("stages/base/*/events.jsonl"), key=lambda path: path.stat().st_mtime)
-        wait_until(lambda: list(events.parent.glob("checkpoints/step_*/COMPLETE")))
-
-    def wait_for_progress(self, run):
-        """Until the stage of the long `run` shows steps."""
         asked = {"flow_run_id": {"any_": [run]}, "type": {"any_": ["progress"]}}
 
         def shows_steps():
@@ -198,6 +169,8 @@ class Checkout:
             return any(one["data"] > 0 for one in found if one["description"].startswith("base: "))
 
         wait_until(shows_steps, f"steps of {run}", every_s=LOOK_S)
+        events = max(self.workspace.glob("stages/base/*/events.jsonl"), key=lambda path: path.stat().st_mtime)
+        wait_until(lambda: list(events.parent.glob("checkpoints/step_*/COMPLETE")))
 
 
 @pytest.fixture(scope="module")
@@ -262,40 +235,39 @@ def test_a_deployment_runs_from_another_terminal_and_shows_what_it_does(served, 
     assert any("corpus: 5" in log["message"] and log["level"] == 20 for log in logs)
     assert (served.workspace / "warm_server.log").is_file(), "its stages are forked, as by the command line"
 
-    second = served.begin(SHORT)
-    assert served.end_of(second) == "COMPLETED"
-    shown = served.artifacts(second)
-    assert (shown, served.task_states(second)) == ([], {"prepare_data": "Cached", "base": "Cached"})
-
-
-def test_a_flow_started_by_hand_reports_to_the_server_that_it_finds_in_the_workspace(served, first):
-    where = {"LUFFY_WORKSPACE": str(served.workspace), "PREFECT_API_URL": ""}
-    alone = served.run("flows/full_pipeline.py", "exp_configs/smoke.yaml", "--only", "prepare_data", **where)
-    assert alone.returncode == 0, alone.stderr
-    assert "prepare_data: reused" in alone.stdout
-    assert re.search(r"^train +arithmetic +24 +24 +24 ", alone.stdout, re.MULTILINE), alone.stdout
-    assert "embedded server" not in alone.stderr
-    newest = served.ask("flow_runs/filter", sort="START_TIME_DESC", limit=1)[0]
-    assert (newest["deployment_id"], newest["state_type"]) == (None, "COMPLETED")
-
 
 def test_a_mistake_in_the_experiment_is_one_line_before_any_stage_and_not_retried(served):
-    _, run = served.deploy("full-pipeline/smoke", {"overrides": ["rl.stepz=3"]})
+    run = served.begin(["rl.stepz=3"])
     served.end_of(run)
-    served.failed_in_one_line(run, "rl.stepz: unknown key; did you mean 'steps'?")
+    line, found = "rl.stepz: unknown key; did you mean 'steps'?", served.ask(f"flow_runs/{run}")
+    assert (found["state_type"], found["run_count"]) == ("FAILED", 1)
+    assert line in found["state"]["message"]
+    assert served.task_states(run) == {}
+    wait_until(lambda: not served.processes("prefect.engine"))  # it sends its last lines as it ends
+    logs = [log["message"] for log in served.ask("logs/filter", logs={"flow_run_id": {"any_": [run]}}, limit=200)]
+    assert not any("Traceback" in message for message in logs)
+    assert sum(line in message and "\n" not in message for message in logs) >= 1
 
 
-def test_a_cancelled_run_ends_its_stage_in_ten_seconds_and_the_next_one_resumes_it(served):
+def test_a_cancelled_run_ends_its_stage_and_the_next_one_resumes_it_and_ends_itself_where_no_worker_listens(served):
     run = served.begin(LONG)
     served.wait_for_steps(run)
     served.cancel(run)
     wait_until(lambda: not served.processes("luffy.stages"))
     served.wait_until_cancelled(run)
-    assert not served.processes("luffy.stages")
-    plan = served.run(
-        "flows/full_pipeline.py", "exp_configs/smoke.yaml", *LONG, "--dry-run", LUFFY_WORKSPACE=str(served.workspace)
-    )
-    assert re.search(r"^base +\w{16} +resume from step \d+", plan.stdout, re.MULTILINE), plan.stdout
+    run = served.begin(LONG)
+    served.wait_for_steps(run)
+    assert re.fullmatch(r"resume from step \d+", served.action_of_base())
+    (worker,) = served.processes(" prefect worker ")
+    worker.suspend()
+    try:
+        served.cancel(run)
+        served.wait_until_cancelled(run)
+        assert not served.processes("luffy.stages")
+    finally:
+        worker.resume()
+    wait_until(lambda: not served.processes("prefect.engine"))  # the worker has seen its end
+    assert served.state(run) == "CANCELLED"
 
 
 def test_a_retry_of_a_failed_run_resumes_the_stage_that_was_killed(served):
@@ -315,58 +287,8 @@ def test_a_retry_of_a_failed_run_resumes_the_stage_that_was_killed(served):
     served.end_of(run)
     found = served.ask(f"flow_runs/{run}")
     assert (found["state_type"], found["run_count"]) == ("COMPLETED", 2)
-    newest = max(served.workspace.glob("runs/*/run.json"), key=lambda path: path.stat().st_mtime)
-    assert re.fullmatch(r"resume from step \d+", json.loads(newest.read_text())["stages"]["base"]["action"])
+    assert re.fullmatch(r"resume from step \d+", served.action_of_base())
     assert served.task_states(run)["prepare_data"] == "Cached"
-
-
-def test_a_run_whose_worker_misses_the_cancellation_ends_itself(served):
-    run = served.begin(LONG)
-    served.wait_for_steps(run)
-    worker = served.worker()
-    worker.suspend()
-    try:
-        served.cancel(run)
-        served.wait_until_cancelled(run)
-        assert not served.processes("luffy.stages")
-    finally:
-        worker.resume()
-    wait_until(lambda: not served.processes("prefect.engine"))  # the worker has seen its end
-    assert served.state(run) == "CANCELLED"
-
-
-def by_hand(served, *overrides, interrupt=signal.SIG_DFL, **more):
-    """A flow that is started in a terminal, or by a script that has it ignore Ctrl-C."""
-    return subprocess.Popen(
-        [sys.executable, "flows/full_pipeline.py", "exp_configs/smoke.yaml", *overrides],
-        cwd=served.root,
-        env={**served.environment, "LUFFY_WORKSPACE": str(served.workspace), **more},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, interrupt),
-    )
-
-
-def assert_cancelled(served, process, run):
-    """`process`, a flow started by hand, ends as on Ctrl-C, and its `run` as cancelled."""
-    said, _ = process.communicate(timeout=PATIENCE_S)
-    assert process.returncode == 130, said
-    assert "interrupted; the same command resumes" in said
-    assert served.state(run) == "CANCELLED"
-
-
-def test_a_flow_that_a_script_has_started_can_be_cancelled_too(served):
-    """With `&`, so that SIGINT is ignored. `test_stages_share_no_gpu...` cancels one of a terminal."""
-    process = by_hand(served, *LONG, "seed=4", interrupt=signal.SIG_IGN)
-    try:
-        run = served.newest_run(process)
-        served.wait_for_progress(run)
-        served.cancel(run)
-        wait_until(lambda: not served.processes("warm_start"))  # which the stage was forked from
-        assert_cancelled(served, process, run)
-    finally:
-        process.kill()  # where something has failed
 
 
 @pytest.fixture
@@ -378,8 +300,21 @@ def one_gpu(served, tmp_path, monkeypatch):
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     started = []
 
-    def start(*overrides):
-        started.append(by_hand(served, *overrides, PATH=os.environ["PATH"]))
+    def start(*overrides, interrupt=signal.SIG_DFL, **more):
+        """In a terminal, or by a script that has it ignore Ctrl-C."""
+        started.append(
+            subprocess.Popen(
+                [sys.executable, "flows/full_pipeline.py", "exp_configs/smoke.yaml", *overrides],
+                cwd=served.root,
+                env={
+                    **served.environment, "PATH": os.environ["PATH"], "LUFFY_WORKSPACE": str(served.workspace), **more
+                },
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                preexec_fn=lambda: signal.signal(signal.SIGINT, interrupt),
+            )
+        )  # fmt: skip
         return started[-1]
 
     yield start
@@ -388,7 +323,8 @@ def one_gpu(served, tmp_path, monkeypatch):
 
 
 def test_stages_share_no_gpu_and_a_cached_one_does_not_queue(served, first, one_gpu):
-    """The one that had it at the beginning was killed; the next one is cancelled, which leaves it to the third."""
+    """The one that had it at the beginning was killed; the next one, which a script has started, is cancelled, which
+    leaves it to the third. The cached one finds the server in the workspace."""
 
     def taken():
         return served.ask("v2/concurrency_limits/gpu")["active_slots"]
@@ -401,42 +337,51 @@ def test_stages_share_no_gpu_and_a_cached_one_does_not_queue(served, first, one_
         return [one for one in shown if one["description"] == "base: waiting for a slot of Prefect's limit 'gpu'"]
 
     wait_until(lambda: taken() == 0, "the end of the lease", every_s=LOOK_S)
-    holder = one_gpu(*LONG)
-    run = served.newest_run(holder)
+    holder = one_gpu(*LONG, interrupt=signal.SIG_IGN)
+    begun = {"flow_runs": {"deployment_id": {"is_null_": True}, "state": {"type": {"any_": ["RUNNING"]}}}}
+    wait_until(lambda: holder.poll() is not None or served.ask("flow_runs/filter", **begun), every_s=LOOK_S)
+    run = served.ask("flow_runs/filter", **begun)[0]["id"]
     wait_until(lambda: taken() == 1, every_s=LOOK_S)
-    cached, _ = one_gpu(*SHORT).communicate(timeout=PATIENCE_S)
-    assert "base: reused" in cached
+    cached, _ = one_gpu(*SHORT, PREFECT_API_URL="").communicate(timeout=PATIENCE_S)
+    assert "base: reused" in cached and "embedded server" not in cached
+    newest = served.ask("flow_runs/filter", sort="START_TIME_DESC", limit=1)[0]
+    assert (newest["deployment_id"], newest["state_type"]) == (None, "COMPLETED")
+    shown = served.artifacts(newest["id"])
+    assert (shown, served.task_states(newest["id"])) == ([], {"prepare_data": "Cached", "base": "Cached"})
+    alone, _ = one_gpu("--only", "prepare_data").communicate(timeout=PATIENCE_S)
+    assert re.search(r"^train +arithmetic +24 +24 +24 ", alone, re.MULTILINE), alone
     sharing, _ = one_gpu(*SHORT, "base.batch_size=6", "execution.gpus=0").communicate(timeout=PATIENCE_S)
     assert "base: finished" in sharing
-    begun = started()
+    earlier = started()
     waiter = one_gpu(*SHORT, "base.batch_size=8")
     wait_until(waiting, every_s=LOOK_S)
-    assert (started(), taken(), waiter.poll()) == (begun, 1, None)
+    assert (started(), taken(), waiter.poll()) == (earlier, 1, None)
     served.cancel(run)
-    assert_cancelled(served, holder, run)
+    said, _ = holder.communicate(timeout=PATIENCE_S)
+    assert holder.returncode == 130, said
+    assert "interrupted; the same command resumes" in said
+    assert served.state(run) == "CANCELLED"
     said, _ = waiter.communicate(timeout=PATIENCE_S)
     assert waiter.returncode == 0, said
     assert "waiting for a slot" in said
-    assert len(started() - begun) == 1
+    assert len(started() - earlier) == 1
     assert taken() == 0
 
 
-def test_a_second_server_is_refused_in_one_line(served, tmp_path):
+def test_a_second_server_is_refused_in_one_line(served):
+    """`test_serve_alone` has one at another port, for the same workspace."""
     result = served.run("flows/serve.py", "--port", str(served.port))
     assert (result.returncode, result.stderr.count("\n")) == (2, 1)
     assert "a Prefect server answers there already" in result.stderr
-    elsewhere = Checkout(tmp_path)
-    command = ["flows/serve.py", "--port", str(elsewhere.port), "--workspace", str(served.workspace)]
-    result = elsewhere.run(*command)
-    assert (result.returncode, result.stderr.count("\n")) == (2, 1)
-    assert "is served already, by pid" in result.stderr
 
 
 def test_kill_9_leaves_no_process_and_the_next_server_closes_what_ran(served):
     """The last test of this server."""
     run = served.begin(LONG)
     served.wait_for_steps(run)
-    elsewhere = served.running_on("another-host")
+    # One of the same pool that a worker on another host has said to be running.
+    elsewhere = served.begin(SHORT, state={"type": "PENDING"}, tags=["host:another-host"])
+    served.ask(f"flow_runs/{elsewhere}/set_state", state={"type": "RUNNING", "name": "Running"}, force=True)
     flow = served.ask("flows/filter", limit=1)[0]["id"]
     served.ask("deployments/", name="of an earlier version", flow_id=flow, entrypoint="luffy.flows.gone.gone")
     served.process.kill()

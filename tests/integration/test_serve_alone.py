@@ -92,7 +92,7 @@ def test_an_api_that_fails_ends_it_in_one_line(monkeypatch, capsys, error):
     assert "does not answer as it should" in said
 
 
-@pytest.mark.parametrize("port", ["0", "65536", "-1", "x", "70000"])
+@pytest.mark.parametrize("port", ["0", "65536", "x"])
 def test_a_port_that_does_not_exist_is_refused(port, capsys):
     assert main(["serve", f"--port={port}"]) == 2
     said = capsys.readouterr().err
