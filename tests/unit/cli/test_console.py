@@ -41,12 +41,8 @@ def test_a_plan_says_what_and_why_on_how_many_gpus_and_how_long_it_took(plans, t
     lines = text_of(plan_table(plans, took_s, counts)).splitlines()
     assert len(lines) == 9
     assert lines[0].split() == header.split()
-    assert lines[1].split() == [
-        "prepare_data",
-        plans[0].identity.key,
-        *(["-"] if gpus else []),
-        *["run", "first", "run"],
-    ]
+    first = f"prepare_data {plans[0].identity.key} {'- ' if gpus else ''}run first run"
+    assert lines[1].split() == first.split()
     assert lines[4].split() == ["rl", plans[3].identity.key, *rl.split()]
 
 
@@ -62,12 +58,17 @@ def test_live_table_has_one_line_a_stage_with_its_numbers(plans):
         assert part in lines[3]
 
 
-def test_live_table_shows_what_a_running_stage_waits_for(plans):
+def test_live_table_shows_what_a_stage_waits_for(plans):
     progress = ChainProgress([plan.node.name for plan in plans])
     progress.planned(plans[3])
-    progress.event(plans[3], Event("started", 0.0, 1))
-    progress.event(plans[3], Event("message", 0.0, 1, text="asking again in 300 s"))
-    assert "asking again in 300 s" in text_of(live_table(progress)).splitlines()[3]
+    for event, shown in (
+        (Event("waiting", 0.0, 1, text="pid 17 on host"), "waiting for pid 17 on host"),
+        (Event("started", 1.0, 1), "running"),
+        (Event("message", 2.0, 1, text="asking again in 300 s"), "asking again in 300 s"),
+    ):
+        progress.event(plans[3], event)
+        assert shown in text_of(live_table(progress)).splitlines()[3]
+    assert "pid 17" not in text_of(live_table(progress))
 
 
 def test_without_a_terminal_a_stage_gives_few_plain_lines(plans):
@@ -126,25 +127,10 @@ def test_time_left_follows_the_pace_of_this_attempt():
     assert line.seconds_left == pytest.approx(2.0 * 49)
 
 
-def test_metrics_that_are_shown_are_kept_from_event_to_event():
+def test_metrics_that_are_shown_are_kept_and_a_message_is_news_until_the_next_progress():
     line = StageLine("rl")
     line.take(progress(1, 0.0, loss=2.0, reward=0.5, entropy=9.0))
-    line.take(progress(2, 1.0, loss=1.0))
-    assert line.metrics == {"loss": 1.0, "reward": 0.5}
-
-
-def test_a_message_is_news_until_the_next_progress():
-    line = StageLine("rl")
-    line.take(Event("started", 0.0, 1))
-    line.take(Event("message", 1.0, 1, text="http://host: slow down; asking again in 300 s"))
+    line.take(Event("message", 0.5, 1, text="http://host: slow down; asking again in 300 s"))
     assert line.news == line.note != ""
-    line.take(progress(1, 2.0))
-    assert line.news == ""
-
-
-def test_a_waiting_stage_says_for_whom_until_it_starts():
-    line = StageLine("rl")
-    line.take(Event("waiting", 0.0, 1, text="pid 17 on host"))
-    assert (line.state, line.note) == ("waiting", "waiting for pid 17 on host")
-    line.take(Event("started", 1.0, 1))
-    assert (line.state, line.note) == ("running", "")
+    line.take(progress(2, 1.0, loss=1.0))
+    assert (line.metrics, line.news) == ({"loss": 1.0, "reward": 0.5}, "")

@@ -128,11 +128,7 @@ def test_a_token_that_may_not_write_is_one_line_and_the_policy_is_kept(hub, tmp_
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--push-to-hub", "a b"], "--push-to-hub a b: "),
-        ([], "no such run in workspace"),
-    ],
+    ("arguments", "message"), [(["--push-to-hub", "a b"], "--push-to-hub a b: "), ([], "no such run in workspace")]
 )
 def test_a_name_that_cannot_be_is_refused_before_anything_is_written(tmp_path, capsys, arguments, message) -> None:
     where = ["--workspace", str(tmp_path)]

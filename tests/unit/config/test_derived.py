@@ -93,19 +93,15 @@ def test_a_protocol_that_cannot_be_followed_is_one_line():
     assert "\n" not in str(caught.value)
 
 
-def test_the_experiments_own_model_keeps_the_context_that_it_gives_it(folder):
+def test_the_experiments_own_model_keeps_its_context_and_another_is_evaluated_where_it_is_missing(folder):
     config = load_experiment(SMOKE)
     own = ModelConfig(path=str(folder / "model"), rope_theta=40000, max_position_embeddings=99)
     config = config.model_copy(update={"model": own})
     assert evaluated(config, EvaluatedModel(str(folder / "model"))).model.max_position_embeddings == 99
     on_the_hub = config.model_copy(update={"model": own.model_copy(update={"path": "some/model"})})
     assert evaluated(on_the_hub, EvaluatedModel("some/model")).model.max_position_embeddings == 99
-
-
-def test_another_model_is_evaluated_where_the_experiments_own_is_missing(folder):
-    config = load_experiment(SMOKE)
-    config = config.model_copy(update={"model": ModelConfig(path="/models/none")})
-    assert evaluated(config, EvaluatedModel(str(folder))).model.path == str(folder / "model")
+    missing = config.model_copy(update={"model": ModelConfig(path="/models/none")})
+    assert evaluated(missing, EvaluatedModel(str(folder))).model.path == str(folder / "model")
 
 
 def alone(model: str, *suites: str, config: str | None = None, overrides: tuple[str, ...] = ()) -> ExperimentConfig:

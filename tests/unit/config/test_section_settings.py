@@ -110,7 +110,7 @@ def test_what_sample_does_not_say_others_do_and_the_shipped_expert_iteration_has
     assert shipped.stages == ("prepare_data", "base", "sample", "sft", "evaluate", "report")
 
 
-def test_synthesize_puts_its_stage_behind_base_and_what_learns_reads_it() -> None:
+def test_synthesize_puts_its_stage_behind_base_what_learns_reads_it_and_a_chain_may_end_with_it() -> None:
     found = {name: dict(node.inputs) for name, node in nodes(*TEACHERS, "difficulty={policy: sft}").items()}
     assert list(found)[:6] == ["prepare_data", "base", "synthesize", "sft", "difficulty", "rl"]
     assert found["synthesize"] == {"data": "prepare_data"}
@@ -118,9 +118,6 @@ def test_synthesize_puts_its_stage_behind_base_and_what_learns_reads_it() -> Non
     assert nodes(*TEACHERS)["rl"].inputs["data"] == "synthesize"
     assert {found[name]["data"] for name in found if name.startswith(("base", "evaluate"))} == {"prepare_data"}
     assert "synthesize" not in nodes()
-
-
-def test_a_chain_may_end_with_the_data_that_teachers_made() -> None:
     chain = ["prepare_data", "base", "synthesize"]
     assert list(nodes(*TEACHERS, "chain=null", "method=null", f"stages={chain}")) == chain
 
@@ -167,13 +164,15 @@ def test_sft_and_rl_get_the_adapter_and_only_sft_its_dropout() -> None:
 # Validation while a stage trains
 
 
-def test_the_validation_is_part_of_the_settings_once() -> None:
+def test_the_validation_is_part_of_the_settings_once_and_its_problems_come_from_prepared_data() -> None:
     node = nodes(VALIDATED)["rl"]
     values = identifying(node.settings)
     assert values["validation"]["schedule"]["every"] == 2
     assert values["rl"]["validation"] is None
     assert type(node.settings).model_validate_json(node.settings.model_dump_json()) == node.settings
     assert "held_out" not in nodes()["rl"].inputs
+    found = nodes(VALIDATED, "difficulty={num_samples: 2}")["rl"].inputs
+    assert found == {"data": "difficulty", "model": "sft", "held_out": "prepare_data"}
 
 
 def test_suites_are_asked_and_graded_as_in_the_evaluation_under_a_decoding_of_their_own() -> None:
@@ -184,11 +183,6 @@ def test_suites_are_asked_and_graded_as_in_the_evaluation_under_a_decoding_of_th
     assert (protocol.temperature, protocol.num_samples, protocol.grader.kind) == (0.5, 2, "exact")
     assert held_out.protocol.max_response_tokens == 32
     assert held_out.protocol.own_graders
-
-
-def test_problems_come_from_prepared_data_even_where_difficulty_selects_the_prompts() -> None:
-    found = nodes(VALIDATED, "difficulty={num_samples: 2}")["rl"].inputs
-    assert found == {"data": "difficulty", "model": "sft", "held_out": "prepare_data"}
 
 
 @pytest.mark.parametrize(
@@ -268,15 +262,12 @@ def grading(text: str) -> GradingConfig:
     return load_experiment(SMOKE, [f"grading={text}"]).grading
 
 
-def test_a_kind_of_grader_is_a_name_or_a_mapping() -> None:
+def test_a_kind_of_grader_is_a_name_or_a_mapping_nests_and_survives_its_own_json() -> None:
     assert load_experiment(SMOKE).grading == GradingConfig(kind=MathGrader(boxed="required"))
     assert grading("{kind: math_strict}").kind == StrictMathGrader()
     assert grading("{kind: {kind: math, boxed: preferred}}").kind == MathGrader(boxed="preferred")
     either = grading("{kind: {kind: any, of: [math, {kind: choice}]}}").kind
     assert either == AnyGrader(of=(MathGrader(), ChoiceGrader()))
-
-
-def test_kinds_of_graders_nest_and_survive_their_own_json() -> None:
     both = "{kind: both, of: [math, math_strict]}"
     parts = f"[{{weight: 1, grader: math}}, {{weight: 0.2, grader: {both}}}]"
     config = grading(f"{{kind: {{kind: weighted, parts: {parts}}}}}")
