@@ -1,7 +1,7 @@
 """Real Ray, real DeepSpeed ranks, real vLLM: two ranks and two engines do what one process does.
 
 One cluster, ZeRO 3, untied embeddings and weights by broadcast, for all tests, which go through a run in order: start,
-first update, publish, the loss of an engine, end.
+first update, publish, the loss of engines and of a rank (at a gate of `synthetic.gated_actors`), end.
 """
 
 import gc
@@ -29,6 +29,7 @@ from luffy.cluster import ray_engine
 from luffy.cluster.local import LocalCluster
 from luffy.cluster.ray_cluster import RayCluster
 from luffy.cluster.ray_session import Layout, Place, reserve
+from luffy.cluster.supervision import MemberDied
 from luffy.errors import CheckpointError, ClusterError, ConfigError
 from luffy.rollout.engine import Completion, RolloutRequest
 from luffy.tracking.metrics import without_times
@@ -97,13 +98,6 @@ def pair(tmp_path_factory) -> Iterator[Pair]:
 def test_ranks_load_their_libraries_without_mlflow_and_collect_garbage_afterwards(pair):
     found = pair.ray.in_turn.call(lambda rank: ("mlflow" in sys.modules, gc.isenabled()), [(), ()])
     assert list(found) == [(False, True)] * 2
-
-
-def test_greedy_rollouts_before_an_update_are_the_same_tokens(pair):
-    expected = pair.local.engine.generate(REQUESTS, params(temperature=0.0))
-    found = pair.ray.engine.generate(REQUESTS, params(temperature=0.0))
-    assert [(c.token_ids, c.finish_reason) for c in found] == [(c.token_ids, c.finish_reason) for c in expected]
-    assert all(set(c.weight_versions) == {0} for c in found)
 
 
 def test_engine_and_trainer_logprobs_agree_around_a_publish_and_the_update_equals_that_of_one_process(pair):
@@ -186,6 +180,19 @@ def test_the_replacement_belongs_to_the_next_broadcast(pair):
     assert all(set(c.weight_versions) == {6} for c in completions)
 
 
+def test_an_engine_killed_while_generating_is_replaced_and_every_request_is_answered_once(pair):
+    requests = [RolloutRequest((1 + i % 20, 2), seed=i) for i in range(150)]
+    victim = pair.ray._engines.members[1]
+    completions = kill_at(victim, "answered", lambda: pair.ray.engine.generate(requests, params()))
+    assert len(completions) == len(requests)
+    assert largest_gap(pair.export("unchanged"), requests, completions) < MAX_GAP
+    assert all(set(c.weight_versions) == {6} for c in completions)
+    assert pair.ray._engines.num_restarts == 2
+    # Its draws are those that the first engine would have made.
+    again = pair.ray.engine.generate(requests[:5], params())
+    assert [c.token_ids for c in again] == [c.token_ids for c in completions[:5]]
+
+
 def test_an_error_of_the_ranks_is_raised_as_it_is(pair):
     with pytest.raises(CheckpointError, match="is not a complete checkpoint"):
         pair.ray.trainer.restore(9)
@@ -204,6 +211,15 @@ def test_a_layout_larger_than_the_cluster_is_refused(pair):
     everything = ray.cluster_resources()["CPU"]
     with pytest.raises(ClusterError, match=r"CPUs did not become free within 1 s"):
         reserve(Layout([{"CPU": everything}], ONE, []), 1)
+
+
+def test_a_rank_killed_while_it_learns_is_named(pair):
+    (_, victim) = pair.ray._ranks.members
+    with pytest.raises(MemberDied, match=r"trainer rank 1 died; .*The end of .*rank_1\.log") as caught:
+        kill_at(victim, "learn", lambda: pair.ray.trainer.learn(groups_of(7), 7))
+    assert caught.value.member is victim
+    with pytest.raises(MemberDied, match="trainer rank 1 died"):
+        pair.ray.trainer.learn(groups_of(7), 7)
 
 
 def test_a_process_that_another_thread_starts_while_ray_starts_outlives_ray(pair):

@@ -1,7 +1,6 @@
 """One real vLLM server on CPU, of a model with a tied output head, behind `ServerEngine`."""
 
 import json
-import os
 import re
 import shlex
 import signal
@@ -20,13 +19,12 @@ import pytest
 import test_vllm_engine
 import torch
 from installed import needs_vllm
-from patience import PATIENCE_S, wait_until
+from patience import PATIENCE_S, wait_until, wait_until_ended
 from reference.gradient_case import ROOT, as_groups, trajectories
 from synthetic.answered_stage import stage_context
 from synthetic.arithmetic import problems, tiny_tokenizer
 from test_vllm_engine import CONTEXT, MAX_GAP, PARAMS, PROMPTS, REQUESTS
 from transformers import PreTrainedModel, Qwen2ForCausalLM
-from vllm_serving import server_process
 
 from luffy.cluster.local import LocalCluster
 from luffy.config import load_experiment
@@ -38,7 +36,6 @@ from luffy.data.parquet import write_prompts
 from luffy.errors import ClusterError, ConfigError
 from luffy.evaluation.sample_files import read_sample_records
 from luffy.pipeline.graph import build_graph
-from luffy.processes import signal_group
 from luffy.rollout.engine import Completion, RolloutRequest, SamplingParams
 from luffy.rollout.server_engine import ServerEngine, check_servers
 from luffy.stages import evaluate
@@ -46,10 +43,7 @@ from luffy.training.learner import TrainerSpec
 
 pytestmark = [pytest.mark.slow, needs_vllm]
 KEY = "secret"
-OPTIONS = """
---enable-scale-out --logprobs-mode processed_logprobs --skip-tokenizer-init
---worker-extension-cls luffy.rollout.vllm_worker.ServerWorker
-"""
+SMALL = "--max-num-seqs 16 --kv-cache-memory-bytes 50000000 --enforce-eager --skip-tokenizer-init"
 
 
 model_of = partial(test_vllm_engine.model_of, vocab_size=len(tiny_tokenizer()))
@@ -67,6 +61,7 @@ class Served:
     config: ServerConfig
     engine: ServerEngine
     folder: Path
+    command: list[str]
     process: subprocess.Popen[bytes]
 
     def of(self, seed: int) -> Path:
@@ -76,47 +71,39 @@ class Served:
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory) -> Iterator[Served]:
+    """By the command, as it says that an experiment uses it."""
     folder = tmp_path_factory.mktemp("models")
-    with (
-        server_process(save(model_of(0), folder / "0"), folder / "log.txt", KEY, *OPTIONS.split()) as (url, process),
-        pytest.MonkeyPatch.context() as patch,
-    ):
-        patch.setenv("OPENAI_API_KEY", KEY)
-        config = ServerConfig(urls=(f"{url}/v1",), request_timeout_s=PATIENCE_S, max_retries=1)
-        engine = ServerEngine.connect(config, "float32", max_model_len=CONTEXT)
-        yield Served(config, engine, folder, process)
-        engine.close()
-
-
-def test_the_command_starts_such_a_server_says_how_to_use_it_and_ends_it(tmp_path, monkeypatch):
-    """What it prints is what an experiment takes; a port that is taken is one line."""
-    folder, log = save(model_of(0), tmp_path / "Mine"), tmp_path / "log.txt"
+    log = folder / "log.txt"
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
-    small = "--max-num-seqs 4 --kv-cache-memory-bytes 50000000 --enforce-eager --skip-tokenizer-init"
-    command = [sys.executable, "-m", "luffy", "serve-engine", str(folder), "--port", port]
-    environment = {**os.environ, "OPENAI_API_KEY": KEY, "OMP_NUM_THREADS": "1"}
-    with log.open("wb") as output:
-        process = subprocess.Popen([*command, "--", *small.split()], env=environment, stdout=output, stderr=output)
-    try:
-        line = r"^rl.engine=openai .*$"
-        wait_until(lambda: process.poll() is not None or re.search(line, log.read_text(), re.M), "the server")
-        overrides = shlex.split(re.search(line, log.read_text(), re.M)[0])
-        config = load_experiment("smoke", overrides)
-        monkeypatch.setenv("OPENAI_API_KEY", KEY)
-        engine = ServerEngine.connect(config.execution.server, config.model.dtype, max_model_len=CONTEXT)
-        assert len(engine.generate(REQUESTS[:2], PARAMS[1.0])) == 2
-        engine.close()
-        started = psutil.Process(process.pid).children(recursive=True)
-        taken = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-        assert (taken.returncode, taken.stderr.count("\n")) == (2, 1)
-        assert f"--port {port}: Address already in use; give another --port" in taken.stderr
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(PATIENCE_S) == 0
-        wait_until(lambda: not any(child.is_running() and child.status() != "zombie" for child in started), "the end")
-    finally:
-        process.kill()
+    model = str(save(model_of(0), folder / "0"))
+    command = [sys.executable, "-m", "luffy", "serve-engine", model, "--port", port, "--", *SMALL.split()]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OPENAI_API_KEY", KEY)
+        patch.setenv("OMP_NUM_THREADS", "1")
+        with log.open("wb") as output:
+            process = subprocess.Popen(command, stdout=output, stderr=output)
+        try:
+            line = r"^rl.engine=openai .*$"
+            wait_until(lambda: process.poll() is not None or re.search(line, log.read_text(), re.M), "the server")
+            said = re.search(line, log.read_text(), re.M)
+            assert said, log.read_text()[-3000:]
+            patient = (f"execution.server.request_timeout_s={PATIENCE_S}", "execution.server.max_retries=1")
+            experiment = load_experiment("smoke", [*shlex.split(said[0]), *patient])
+            config = experiment.execution.server
+            engine = ServerEngine.connect(config, experiment.model.dtype, max_model_len=CONTEXT)
+            yield Served(config, engine, folder, command, process)
+            engine.close()
+        finally:
+            process.kill()  # vLLM ends with it
+
+
+def test_a_port_that_is_taken_is_one_line(served):
+    taken = subprocess.run(served.command, capture_output=True, text=True, check=False)
+    assert (taken.returncode, taken.stderr.count("\n")) == (2, 1)
+    port = served.config.roots[0].rpartition(":")[2]
+    assert f"--port {port}: Address already in use; give another --port" in taken.stderr
 
 
 def generates(served: Served) -> bool:
@@ -258,7 +245,7 @@ def test_rl_takes_its_rollouts_from_the_server(served, tmp_path):
         assert largest_gap(models, REQUESTS, completions, 1.0) < MAX_GAP
 
 
-def test_a_server_that_is_killed_ends_the_rollout_in_time(served):
+def test_a_server_that_is_asked_to_end_leaves_nothing_and_ends_the_rollout_in_time(served):
     """The last test: it leaves no server."""
     params = SamplingParams(1.0, max_response_tokens=480, stop_token_ids=())
     requests = [RolloutRequest(PROMPTS[i % 4], seed=i) for i in range(200)]  # far more than it runs at once
@@ -274,6 +261,9 @@ def test_a_server_that_is_killed_ends_the_rollout_in_time(served):
     thread = threading.Thread(target=generate, daemon=True)
     thread.start()
     wait_until(lambda: generates(served), "a row that is being generated")
-    signal_group(served.process.pid, signal.SIGKILL)
+    started = psutil.Process(served.process.pid).children(recursive=True)
+    served.process.send_signal(signal.SIGTERM)
+    assert served.process.wait(PATIENCE_S) == 0
+    wait_until_ended(started)
     thread.join(PATIENCE_S)
     assert [str(failure).startswith(served.config.roots[0]) for failure in failures] == [True]

