@@ -1,10 +1,9 @@
 """Stages with two vLLM engines under Ray: the same files as with one, also when an engine is killed.
 
-One pool of engines serves all tests but that of a whole stage program.
+One pool of engines serves the tests below that of a whole stage program.
 """
 
 import json
-import shutil
 import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -20,31 +19,25 @@ from synthetic.arithmetic import problems
 from synthetic.gated_actors import Gate, GatedEngineActor
 from synthetic.stage_jobs import write_stage_job, write_wide_model
 
-from luffy.cluster import engine_pool, ray_engine
+from luffy.cluster import ray_engine
 from luffy.cluster.engine_pool import EnginePool
 from luffy.config.evaluation import EvaluationConfig
-from luffy.config.execution import ExecutionConfig, RayConfig, TrackingConfig, VLLMConfig
+from luffy.config.execution import ExecutionConfig, RayConfig, VLLMConfig
 from luffy.config.grading import GradingConfig
-from luffy.config.settings import EvaluateSettings, StageSettings, SweepSettings
+from luffy.config.settings import EvaluateSettings
 from luffy.data.parquet import write_prompts
-from luffy.evaluation.sample_files import read_samples_of
-from luffy.pipeline.events import EventWriter
-from luffy.pipeline.reuse import COMPLETE_FILE
 from luffy.pipeline.supervise import LOG_FILE, supervise
 from luffy.rollout.engine import Completion, RolloutRequest, SamplingParams
-from luffy.stages import evaluate, sweep
 from luffy.stages.evaluate import OUTPUTS
-from luffy.stages.program import StageContext
 
 pytestmark = [needs_vllm, pytest.mark.slow, needs_no_gpu, pytest.mark.usefixtures("warm_stages")]
 TESTS = Path(__file__).parents[1]
-GREEDY_AND_SAMPLED = {"greedy": {"temperature": 0.0}, "hot": {"temperature": 1.0, "num_samples": 2}}
 EVALUATION = EvaluateSettings(
     seed=7,
     dtype="float32",
     evaluation=EvaluationConfig.model_validate(
         {
-            "decodings": GREEDY_AND_SAMPLED,
+            "decodings": {"greedy": {"temperature": 0.0}, "hot": {"temperature": 1.0, "num_samples": 2}},
             "max_response_tokens": 16,
             "engine": "vllm",
             "suites": {"longer": {"stop": ("12",)}},
@@ -52,14 +45,7 @@ EVALUATION = EvaluateSettings(
     ),
     grading=GradingConfig(),
 )
-EMBEDDED = EVALUATION.model_copy(
-    update={
-        "evaluation": EvaluationConfig.model_validate(EVALUATION.evaluation.model_dump() | {"engine": "transformers"})
-    }
-)
 PARAMS = SamplingParams(1.0, max_response_tokens=16, stop_token_ids=(1,))
-MANY_AT_ONCE = 16
-"""Sequences that an engine of the pool works on."""
 REQUESTS = [RolloutRequest((5 + i % 20, 6), seed=i) for i in range(24)]
 
 
@@ -88,37 +74,18 @@ def inputs(tmp_path_factory) -> dict[str, Path]:
     return {"data": folder / "data", "model": folder / "sft"}
 
 
-def run_stage(
-    stage: str, out: Path, settings: StageSettings, inputs: dict[str, Path], execution: ExecutionConfig
-) -> Path:
-    """Run the stage's program to its end."""
-    arguments = write_stage_job(out, stage, settings, inputs, execution)
-    supervise([sys.executable, "-m", f"luffy.stages.{stage}", *arguments], out, on_event=lambda event: None)
+def evaluated(out: Path, inputs: dict[str, Path], engines: int) -> Path:
+    """Where the stage's program has run to its end."""
+    arguments = write_stage_job(out, "evaluate", EVALUATION, inputs, execution(engines))
+    supervise([sys.executable, "-m", "luffy.stages.evaluate", *arguments], out, on_event=lambda event: None)
     return out
 
 
-@pytest.fixture(scope="module")
-def alone(tmp_path_factory, inputs) -> Path:
-    """The evaluation by one engine, in the stage's own process."""
-    out = run_stage("evaluate", tmp_path_factory.mktemp("alone") / "out", EVALUATION, inputs, execution(1))
-    assert not (out / "logs").exists()
-    return out
-
-
-def greedy_responses(folder: Path) -> list[str]:
-    return [record.response for record in read_samples_of(folder) if record.decoding == "greedy"]
-
-
-def test_one_engine_says_what_the_embedded_engine_says(tmp_path, inputs, alone):
-    evaluate.run(EMBEDDED, context_in(tmp_path / "out", "evaluate_sft", inputs))
-    found = greedy_responses(alone)
-    assert found == greedy_responses(tmp_path / "out")
-    assert len(set(found)) > 4
-
-
-def test_two_engines_write_the_same_bytes_as_one_also_when_one_is_killed(tmp_path, inputs, alone):
-    out = tmp_path / "out"
-    with StagesInThread(lambda: run_stage("evaluate", out, EVALUATION, inputs, execution(2))) as stage:
+def test_two_engines_write_the_same_bytes_as_one_also_when_one_is_killed(tmp_path, tmp_path_factory, inputs):
+    alone = evaluated(tmp_path_factory.mktemp("alone") / "out", inputs, engines=1)
+    out = tmp_path / "out"  # not beside it, whose responses would be reused
+    assert not (alone / "logs").exists()
+    with StagesInThread(lambda: evaluated(out, inputs, engines=2)) as stage:
         answers = out / "answers.jsonl"
         wait_until(lambda: stage.is_over() or (answers.is_file() and answers.stat().st_size > 0), "a batch")
         assert not stage.is_over(), (out / LOG_FILE).read_text()
@@ -141,9 +108,8 @@ def pool(tmp_path_factory, inputs) -> Iterator[EnginePool]:
         patch.setenv("PYTHONPATH", str(TESTS))
         patch.setenv("OMP_NUM_THREADS", "1")
         folder = tmp_path_factory.mktemp("pool")
-        found = EnginePool(
-            inputs["model"] / "model", execution(2, MANY_AT_ONCE), "float32", max_model_len=48, out=folder
-        )
+        model = inputs["model"] / "model"
+        found = EnginePool(model, execution(2, max_num_seqs=16), "float32", max_model_len=48, out=folder)
         yield found
         found.close()
         found.close()
@@ -151,57 +117,8 @@ def pool(tmp_path_factory, inputs) -> Iterator[EnginePool]:
     wait_until_ended(set(psutil.Process().children(recursive=True)) - before)
 
 
-class LentPool:
-    """The pool of all tests, for a stage that thinks it its own."""
-
-    def __init__(self, pool: EnginePool) -> None:
-        self.generate, self.load_weights_from = pool.generate, pool.load_weights_from
-
-    def close(self) -> None:
-        """It stays for the other tests."""
-
-
-@pytest.fixture
-def lent(pool, inputs, monkeypatch) -> None:
-    """Stages of this process that ask for two engines have those of the pool, with the model in `inputs`."""
-    pool.load_weights_from(inputs["model"] / "model", 0)
-    monkeypatch.setattr(engine_pool, "EnginePool", lambda *_, **__: LentPool(pool))
-
-
-def context_in(out: Path, stage: str, inputs: dict[str, Path]) -> StageContext:
-    """For a stage of this process with two engines."""
-    out.mkdir()
-    events = EventWriter(out / "events.jsonl")
-    return StageContext(out, inputs, "ab" * 8, stage, execution(2, MANY_AT_ONCE), TrackingConfig(), events)
-
-
-@pytest.mark.usefixtures("lent")
-def test_a_sweep_by_two_engines_draws_with_the_weights_that_were_swapped_in(tmp_path, inputs, monkeypatch):
-    """Each step's greedy responses are those of the embedded engine to its model."""
-    copy = lambda checkpoint, start, tokenizer, dtype, folder: shutil.copytree(checkpoint, folder)  # noqa: E731
-    monkeypatch.setattr(sweep, "export_checkpoint", copy)
-    checkpoints = {step: tmp_path / "rl" / "checkpoints" / f"step_{step:06d}" for step in (20, 40)}
-    shutil.copytree(inputs["model"] / "model", tmp_path / "rl" / "model")
-    for step, checkpoint in checkpoints.items():
-        write_wide_model(checkpoint, seed=step)
-        (checkpoint / COMPLETE_FILE).touch()
-    settings = SweepSettings(protocol=EVALUATION, steps=tuple(checkpoints))
-    sweep.run(settings, context_in(tmp_path / "out", "sweep", {**inputs, "model": tmp_path / "rl"}))
-    greedy: list[list[str]] = []
-    for step, checkpoint in checkpoints.items():
-        shutil.copytree(checkpoint, tmp_path / f"model-{step}" / "model")
-        alone = context_in(tmp_path / f"out-{step}", "evaluate_rl", {**inputs, "model": tmp_path / f"model-{step}"})
-        evaluate.run(EMBEDDED, alone)
-        swept, expected = (
-            greedy_responses(folder) for folder in (tmp_path / "out" / f"step_{step:06d}", tmp_path / f"out-{step}")
-        )
-        assert swept == expected
-        greedy.append(swept)
-    assert greedy[0] != greedy[1]
-
-
-def gates_of(pool: EnginePool, place: str = "answered") -> list[Gate]:
-    return [Gate(member.log, place) for member in pool._engines.members]
+def gates_of(pool: EnginePool) -> list[Gate]:
+    return [Gate(member.log, "answered") for member in pool._engines.members]
 
 
 def kill_at_its_gate(pool: EnginePool, work: Callable[[], list[Completion]]) -> list[Completion]:

@@ -1,6 +1,6 @@
 """The stage `sweep`: each step is what `evaluate` finds for that model, by one engine, and a killed one goes on.
 
-`tests/integration/test_engine_pool.py` sweeps by vLLM.
+`tests/integration/test_engine_pool.py` swaps the weights of vLLM engines.
 """
 
 import shutil
