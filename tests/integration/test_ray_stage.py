@@ -42,7 +42,7 @@ def workspace(tmp_path_factory, request) -> Iterator[Path]:
         for name, value in hold.environment.items():
             patch.setenv(name, value)
         request.getfixturevalue("warm_stages")  # only now, since a warm server starts no stage in another environment
-        with RayStagesInThread(workspace, "prepare_data,base", TWO_RANKS, *OVERRIDES) as stages:
+        with RayStagesInThread(workspace, "prepare_data,base", "cluster=local", "rl.max_staleness=0") as stages:
             stages.wait()
         yield workspace
 

@@ -17,7 +17,7 @@ HOURS_S = 7200.0
 
 def run(settings: object, context: StageContext) -> StageResult:
     behave(os.environ.get("TOY_MODE", ""))
-    fault = os.environ.get("TOY_FAULT", "")
+    fault = os.environ.get(f"TOY_FAULT_{sys.argv[1].upper()}", os.environ.get("TOY_FAULT", ""))
     first = max((int(path.name[5:]) for path in (context.out / "checkpoints").glob("step_*")), default=0)
     total = int(os.environ.get("TOY_STEPS", "3"))
     for step in range(first + 1, total + 1):
