@@ -94,7 +94,7 @@ def test_nothing_is_left_running(folder, stages):
 
 def test_a_kill_of_the_foreign_interpreter_in_the_middle_of_an_answer_costs_no_bit(folder, stages):
     workspace, die_at = folder / "killed", folder / "die_at"
-    shutil.copytree(stages.parent, workspace, symlinks=True)
+    shutil.copytree(stages.parent, workspace, symlinks=True, dirs_exist_ok=True)  # caches of libraries may be there
     shutil.rmtree(workspace / "stages" / "rl")
     die_at.touch()
     with pytest.raises(StageFailed, match="the environment fake-environments of verifiers"):
