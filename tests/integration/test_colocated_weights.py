@@ -5,6 +5,7 @@ adapter and the base's other weights. One cluster for all tests, in order.
 """
 
 import os
+import signal
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +14,7 @@ import pytest
 from installed import needs_vllm
 from reference.ray_case import REQUESTS, groups_of, largest_gap, model_of, params, spec_of
 from synthetic.gated_actors import GatedEngineActor, GatedRankActor
-from synthetic.placed_kill import kill_at
+from synthetic.placed_kill import kill_at, pid_of
 
 from luffy.cluster import ray_engine
 from luffy.cluster.ray_cluster import RayCluster
@@ -74,7 +75,7 @@ def test_an_engine_killed_while_it_copies_is_replaced_and_both_have_all_weights(
 
 
 def test_memory_that_an_engine_cannot_open_is_sent_through_the_object_store_from_then_on(cluster, caplog):
-    """Also where an engine is killed while it receives."""
+    """Also where one engine has died idle before, and the other is killed while it receives."""
 
     def give_memory_of_another_gpu(rank: TrainerRank) -> None:
         share = SharedTensor.of
@@ -82,10 +83,11 @@ def test_memory_that_an_engine_cannot_open_is_sent_through_the_object_store_from
 
     cluster.in_turn.call(give_memory_of_another_gpu, [(), ()])
     update_and_publish(cluster, 4)
-    victim, _ = cluster._engines.members
+    victim, idle = cluster._engines.members
     cluster.trainer.learn(groups_of(5), 5)
+    os.kill(pid_of(idle), signal.SIGKILL)
     kill_at(victim, "received", lambda: cluster.publish(5))
-    assert cluster._engines.num_restarts == 2
+    assert cluster._engines.num_restarts == 3
     assert_both_engines_have_the_weights(cluster, 5)
     (warning,) = [record.message for record in caplog.records if "object_store" in record.message]
     assert warning == (
