@@ -26,7 +26,7 @@ from pathlib import Path
 
 import httpx
 from measuring import ROOT, environment_without_server, show
-from postgres import PROGRAMS, postgresql
+from support.postgres import PROGRAMS, postgresql
 
 from luffy.flows.prefect_api import free_port
 

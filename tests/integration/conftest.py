@@ -11,10 +11,10 @@ import psutil
 import pytest
 from filelock import FileLock
 from flow_process import UNDISTURBED
-from holding import Hold
-from patience import ran
-from prefect_api import place_empty_database
-from sandboxed import processes_below
+from support.holding import Hold
+from support.patience import ran
+from support.prefect_api import place_empty_database
+from support.sandboxed import processes_below
 
 from luffy.pipeline import warm_start
 from luffy.pipeline.warm_start import WarmServer, can_start_warm

@@ -6,8 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from patience import PATIENCE_S
-from prefect_api import shared_api, without_prefect
+from support.patience import PATIENCE_S
+from support.prefect_api import shared_api, without_prefect
 
 ROOT = Path(__file__).parents[2]
 UNDISTURBED = ("exp_configs/smoke.yaml", "execution.checkpoint.keep=3")

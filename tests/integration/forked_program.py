@@ -6,7 +6,7 @@ import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
-from patience import wait_until
+from support.patience import wait_until
 
 from luffy.pipeline.warm_start import current_warm_server
 

@@ -4,7 +4,7 @@ import shutil
 from pathlib import Path
 
 from forked_program import ForkedProgram
-from holding import Hold
+from support.holding import Hold
 from toy_run import Recorder
 
 from luffy.config import load_experiment

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Self
 
 import psutil
-from patience import PATIENCE_S
+from support.patience import PATIENCE_S
 from toy_run import Recorder
 
 from luffy.config import load_experiment

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from installed import needs_vllm
+from support.installed import needs_vllm
 from test_methods import ROOT, after_step_2, assert_resumes_from_step_1, run_rl, run_stage, upstream_of
 from transformers import PreTrainedTokenizerBase, Qwen2Config, Qwen2ForCausalLM
 

@@ -11,8 +11,8 @@ import threading
 
 import httpx
 import pytest
-from patience import PATIENCE_S
-from prefect_api import place_empty_database
+from support.patience import PATIENCE_S
+from support.prefect_api import place_empty_database
 from synthetic.endpoint import CHAT, Endpoint, by_seed, completion, mortal, refusal
 from test_serve import Checkout, command_lines
 

@@ -5,7 +5,7 @@ import os
 from collections.abc import Iterator
 
 import pytest
-from sandboxed import PATIENT, limits, processes_below, require_bubblewrap
+from support.sandboxed import PATIENT, limits, processes_below, require_bubblewrap
 from synthetic.hostile_programs import PROGRAMS, TIME
 
 from luffy.config.execution import ExecutionConfig

@@ -11,8 +11,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from installed import needs_vllm
 from reference.ray_case import REQUESTS, groups_of, largest_gap, model_of, params, spec_of
+from support.installed import needs_vllm
 from synthetic.gated_actors import GatedEngineActor, GatedRankActor
 from synthetic.placed_kill import kill_at, pid_of
 

@@ -5,7 +5,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from patience import PATIENCE_S, wait_until
+from support.patience import PATIENCE_S, wait_until
 
 SLURM = Path(__file__).parents[2] / "deploy" / "slurm.sh"
 RUN = """#!/usr/bin/env bash

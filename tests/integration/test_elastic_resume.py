@@ -3,8 +3,8 @@
 from pathlib import Path
 
 import pytest
-from ranks import on_ranks
 from reference.elastic_case import assert_resumed_as_if_undisturbed, resume_and_go_on, write_and_go_on
+from support.ranks import on_ranks
 
 from luffy.config.model import DType
 

@@ -12,9 +12,9 @@ from pathlib import Path
 import psutil
 import pytest
 import ray
-from installed import needs_no_gpu, needs_vllm
-from patience import PATIENCE_S, wait_until, wait_until_ended
 from stages_in_thread import StagesInThread
+from support.installed import needs_no_gpu, needs_vllm
+from support.patience import PATIENCE_S, wait_until, wait_until_ended
 from synthetic.arithmetic import problems
 from synthetic.gated_actors import Gate, GatedEngineActor
 from synthetic.stage_jobs import write_stage_job, write_wide_model

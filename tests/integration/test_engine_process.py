@@ -11,8 +11,8 @@ from contextvars import copy_context
 from pathlib import Path
 
 import pytest
-from installed import needs_no_gpu, needs_vllm
-from patience import PATIENCE_S, lives, ran, wait_until
+from support.installed import needs_no_gpu, needs_vllm
+from support.patience import PATIENCE_S, lives, ran, wait_until
 from toy_run import Recorder
 
 from luffy.config import load_experiment

@@ -11,9 +11,9 @@ from pathlib import Path
 import psutil
 import pyarrow.parquet as pq
 import pytest
-from patience import ran, wait_until
-from prefect_api import shared_api
 from real_run import execute, only, opened
+from support.patience import ran, wait_until
+from support.prefect_api import shared_api
 from test_methods import assert_same_result
 
 from luffy.errors import StageFailed

@@ -17,8 +17,8 @@ import pytest
 from campaigns.random_kills import processes_of, promised_of
 from flow_process import UNDISTURBED
 from flow_process import stage_states as states
-from holding import Hold
-from patience import PATIENCE_S, ran, wait_until
+from support.holding import Hold
+from support.patience import PATIENCE_S, ran, wait_until
 
 from luffy.cli.main import main
 from luffy.config import load_experiment

@@ -26,8 +26,8 @@ from pathlib import Path
 import pandas
 import pytest
 import torch
-from installed import needs_vllm
-from prefect_api import shared_api
+from support.installed import needs_vllm
+from support.prefect_api import shared_api
 
 ROOT = Path(__file__).parents[2]
 GOLDEN = Path(__file__).with_name("golden_outputs.json")

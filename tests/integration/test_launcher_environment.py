@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from campaigns.random_kills import differences, promised
 from flow_process import UNDISTURBED, run, stage_states
-from patience import ran
-from prefect_api import shared_api
+from support.patience import ran
+from support.prefect_api import shared_api
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]

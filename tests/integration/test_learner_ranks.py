@@ -4,8 +4,8 @@ import json
 from typing import Any
 
 import pytest
-from ranks import on_ranks
 from reference.learner_case import METHODS, shard_of, trajectories, two_updates
+from support.ranks import on_ranks
 
 pytestmark = pytest.mark.slow
 ZERO: tuple[tuple[dict[str, object], list[str]], ...] = (

@@ -3,11 +3,11 @@
 from pathlib import Path
 
 import pytest
-from ranks import on_ranks
 from reference.gradient_case import relative_l2, tiny_model
 from reference.lora_case import assert_resumed_as_if_undisturbed, resume_and_go_on, write_and_go_on
 from reference.ray_case import movement, weights_in
 from reference.sft_case import ENDS_AFTER, PLAN, sft
+from support.ranks import on_ranks
 from torch import Tensor
 
 pytestmark = pytest.mark.slow

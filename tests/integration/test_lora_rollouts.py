@@ -8,8 +8,8 @@ from filecmp import cmp
 from pathlib import Path
 
 import pytest
-from installed import needs_no_gpu, needs_vllm
 from reference.ray_case import movement
+from support.installed import needs_no_gpu, needs_vllm
 from test_methods import after_step_2, assert_resumes_from_step_1, experiment, run_rl, upstream_of
 
 from luffy.api.runs import export_stage

@@ -5,8 +5,8 @@ import re
 import sys
 
 import pytest
-from patience import ran
-from prefect_api import shared_api, without_prefect
+from support.patience import ran
+from support.prefect_api import shared_api, without_prefect
 from test_serve import copy_of_the_code
 
 pytestmark = pytest.mark.slow

@@ -8,8 +8,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from patience import ran
-from prefect_api import place_empty_database
+from support.patience import ran
+from support.prefect_api import place_empty_database
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from patience import ran
+from support.patience import ran
 
 pytestmark = [
     pytest.mark.slow,

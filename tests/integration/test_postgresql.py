@@ -5,8 +5,8 @@ import signal
 import urllib.request
 
 import pytest
-from patience import PATIENCE_S, wait_until
-from postgres import PROGRAMS, postgresql
+from support.patience import PATIENCE_S, wait_until
+from support.postgres import PROGRAMS, postgresql
 from test_serve import ENDED, LOOK_S, SHORT, Checkout, command_lines
 
 pytestmark = [

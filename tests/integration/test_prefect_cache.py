@@ -10,8 +10,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from patience import PATIENCE_S
-from prefect_api import shared_api
+from support.patience import PATIENCE_S
+from support.prefect_api import shared_api
 
 pytestmark = pytest.mark.slow
 DRIVER = Path(__file__).with_name("toy_flow.py")

@@ -15,8 +15,8 @@ from types import SimpleNamespace
 
 import httpx
 import pytest
-from patience import PATIENCE_S
-from prefect_api import place_empty_database
+from support.patience import PATIENCE_S
+from support.prefect_api import place_empty_database
 from synthetic.endpoint import Endpoint, Reply
 
 from luffy.errors import LuffyError

@@ -11,8 +11,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import pytest
-from nltk_words import write_words
-from patience import ran
+from support.nltk_words import write_words
+from support.patience import ran
 
 from luffy.config.data import VerifiersSource
 from luffy.config.environment import VerifiersEnvironment

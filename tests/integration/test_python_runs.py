@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 from flow_process import UNDISTURBED
-from patience import PATIENCE_S, wait_until
-from prefect_api import shared_api
 from safetensors.torch import load_file
-from sandboxed import processes_below
+from support.patience import PATIENCE_S, wait_until
+from support.prefect_api import shared_api
+from support.sandboxed import processes_below
 
 import luffy
 from luffy.cli import main as command

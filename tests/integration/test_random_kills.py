@@ -9,8 +9,8 @@ from random import Random
 import pytest
 from campaigns.random_kills import VICTIMS, Kill, Pipeline, differences, disturb, draws, promised
 from flow_process import UNDISTURBED
-from patience import PATIENCE_S
-from prefect_api import place_empty_database
+from support.patience import PATIENCE_S
+from support.prefect_api import place_empty_database
 
 pytestmark = pytest.mark.slow
 PLANNED = list(islice(draws(Random(30), mean_s=7.0), 3))

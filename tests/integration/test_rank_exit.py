@@ -4,8 +4,8 @@ import re
 import sys
 
 import pytest
-from patience import ran
-from ranks import torchrun
+from support.patience import ran
+from support.ranks import torchrun
 
 # The main thread goes on to the end without giving the GIL up, while gloo's thread waits for it to release a tensor.
 RANK = """

@@ -4,8 +4,8 @@ And over four, as two shards of two slices, or one shard of four.
 """
 
 import pytest
-from ranks import on_ranks
 from reference.gradient_case import PRESETS
+from support.ranks import on_ranks
 
 ZERO: tuple[dict[str, object], ...] = (
     {"zero_stage": 0},

@@ -18,10 +18,10 @@ from pathlib import Path
 import psutil
 import pytest
 import ray
-from installed import needs_vllm
-from patience import PATIENCE_S, wait_until, wait_until_ended
 from reference.gradient_case import relative_l2
 from reference.ray_case import REQUESTS, groups_of, largest_gap, model_of, movement, params, spec_of
+from support.installed import needs_vllm
+from support.patience import PATIENCE_S, wait_until, wait_until_ended
 from synthetic.gated_actors import GatedEngineActor, GatedRankActor
 from synthetic.placed_kill import kill_at
 

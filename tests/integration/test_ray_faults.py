@@ -13,9 +13,9 @@ from pathlib import Path
 import psutil
 import pytest
 import ray
-from installed import needs_vllm
-from patience import PATIENCE_S, wait_until
 from reference.ray_case import model_of, spec_of
+from support.installed import needs_vllm
+from support.patience import PATIENCE_S, wait_until
 
 from luffy.cluster.ray_cluster import RayCluster
 from luffy.errors import ConfigError

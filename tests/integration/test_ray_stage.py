@@ -14,10 +14,10 @@ from pathlib import Path
 
 import psutil
 import pytest
-from holding import Hold
-from installed import needs_vllm
-from patience import PATIENCE_S, wait_until, wait_until_ended
 from stages_in_thread import RayStagesInThread
+from support.holding import Hold
+from support.installed import needs_vllm
+from support.patience import PATIENCE_S, wait_until, wait_until_ended
 
 from luffy.errors import EXIT_TEMPORARY
 from luffy.pipeline.reuse import complete_checkpoints

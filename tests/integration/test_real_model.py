@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from installed import needs_loaded_smollm2, needs_no_gpu, needs_vllm
+from support.installed import needs_loaded_smollm2, needs_no_gpu, needs_vllm
 from transformers import AutoModelForCausalLM
 
 from luffy.cluster.local import LocalCluster

@@ -13,8 +13,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from patience import PATIENCE_S, ran, wait_until_ended
-from sandboxed import PATIENT, limits, processes_below, require_bubblewrap, run_calls, run_code
+from support.patience import PATIENCE_S, ran, wait_until_ended
+from support.sandboxed import PATIENT, limits, processes_below, require_bubblewrap, run_calls, run_code
 
 from luffy.config.sandbox import SandboxConfig
 from luffy.errors import UserError

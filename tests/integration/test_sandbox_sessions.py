@@ -9,8 +9,8 @@ from contextlib import ExitStack
 
 import psutil
 import pytest
-from patience import PATIENCE_S, wait_until
-from sandboxed import PATIENT, limits, require_bubblewrap, run_calls, run_code
+from support.patience import PATIENCE_S, wait_until
+from support.sandboxed import PATIENT, limits, require_bubblewrap, run_calls, run_code
 
 from luffy.config.sandbox import SandboxConfig
 from luffy.errors import LuffyError, UserError

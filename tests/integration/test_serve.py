@@ -18,8 +18,8 @@ import httpx
 import psutil
 import pytest
 from campaigns.random_kills import processes_of
-from patience import PATIENCE_S, ran, wait_until
-from prefect_api import place_empty_database
+from support.patience import PATIENCE_S, ran, wait_until
+from support.prefect_api import place_empty_database
 
 from luffy.flows.prefect_api import free_port
 from luffy.pipeline.lock import holder_of

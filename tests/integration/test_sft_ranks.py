@@ -5,13 +5,13 @@ from pathlib import Path
 
 import psutil
 import pytest
-from holding import Hold
-from patience import PATIENCE_S, wait_until
-from ranks import on_ranks
 from reference.gradient_case import relative_l2, tiny_model
 from reference.ray_case import movement, weights_in
 from reference.sft_case import ENDS_AFTER, PLAN, sft
 from stages_in_thread import RayStagesInThread
+from support.holding import Hold
+from support.patience import PATIENCE_S, wait_until
+from support.ranks import on_ranks
 
 from luffy.errors import EXIT_TEMPORARY
 from luffy.tracking.metrics import without_times

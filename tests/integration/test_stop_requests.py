@@ -10,7 +10,7 @@ import pytest
 from campaigns.random_kills import differences, promised, promised_of
 from flow_process import UNDISTURBED, start
 from forked_program import ForkedProgram
-from patience import PATIENCE_S, wait_until
+from support.patience import PATIENCE_S, wait_until
 
 from luffy.pipeline.job import JOB_FILE, read_job, write_job
 from luffy.pipeline.manifest import read_manifest

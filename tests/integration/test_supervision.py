@@ -10,7 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from patience import lives, wait_until
+from support.patience import lives, wait_until
 from toy_run import Recorder, toy_run
 
 from luffy.errors import StageFailed

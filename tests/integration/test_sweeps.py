@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from campaigns.random_kills import processes_of
 from flow_process import run, start, states
-from patience import PATIENCE_S
+from support.patience import PATIENCE_S
 
 from luffy.config.many_runs.sweep_runs import load_sweep
 from luffy.evaluation.across_runs.run_results import read_sweep_results, result_files, write_results

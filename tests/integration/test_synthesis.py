@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 import real_run
 import torch
-from installed import needs_vllm
-from patience import wait_until
 from real_run import REVERSING, execute, started
 from safetensors.torch import load_file
+from support.installed import needs_vllm
+from support.patience import wait_until
 from synthetic.endpoint import CHAT, Endpoint, Reply, completion
 from transformers import AutoModelForCausalLM
 from vllm_serving import NAME, served_by_vllm

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import psutil
 import pytest
-from nltk_words import WORDS, write_words
-from patience import ran, wait_until_ended
+from support.nltk_words import WORDS, write_words
+from support.patience import ran, wait_until_ended
 
 from luffy.config.data import VerifiersPackage
 from luffy.errors import ConfigError, DataError

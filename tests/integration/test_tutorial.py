@@ -12,8 +12,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from installed import needs_loaded_smollm2
-from prefect_api import shared_api, without_prefect
+from support.installed import needs_loaded_smollm2
+from support.prefect_api import shared_api, without_prefect
 
 from luffy.config.model import locate
 

@@ -13,10 +13,10 @@ from pathlib import Path
 
 import psutil
 import pytest
-from holding import Hold
-from installed import needs_no_gpu, needs_vllm
-from patience import PATIENCE_S, wait_until
-from prefect_api import place_empty_database, without_prefect
+from support.holding import Hold
+from support.installed import needs_no_gpu, needs_vllm
+from support.patience import PATIENCE_S, wait_until
+from support.prefect_api import place_empty_database, without_prefect
 from toy_run import Recorder
 from two_machines import two_machines
 

@@ -8,8 +8,8 @@ import sys
 from pathlib import Path
 
 import psutil
-from patience import PATIENCE_S, wait_until_ended
-from sandboxed import PATIENT, limits, processes_below, run_calls
+from support.patience import PATIENCE_S, wait_until_ended
+from support.sandboxed import PATIENT, limits, processes_below, run_calls
 
 from luffy.config.sandbox import SandboxConfig
 from luffy.sandbox import open_sandbox

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-from installed import needs_no_gpu, needs_vllm
-from patience import PATIENCE_S, wait_until
+from support.installed import needs_no_gpu, needs_vllm
+from support.patience import PATIENCE_S, wait_until
 from torch import Tensor
 from torch._dynamo.utils import counters
 from transformers import DynamicCache, GenerationConfig, PreTrainedModel, Qwen2Config, Qwen2ForCausalLM

@@ -9,8 +9,8 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from installed import needs_no_gpu, needs_vllm
-from patience import PATIENCE_S
+from support.installed import needs_no_gpu, needs_vllm
+from support.patience import PATIENCE_S
 from test_methods import TWO_UPDATES, assert_same_result, experiment, run_rl, run_stage, upstream_of
 
 from luffy.cluster import local

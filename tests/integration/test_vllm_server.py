@@ -18,9 +18,9 @@ import psutil
 import pytest
 import test_vllm_engine
 import torch
-from installed import needs_vllm
-from patience import PATIENCE_S, wait_until, wait_until_ended
 from reference.gradient_case import ROOT, as_groups, trajectories
+from support.installed import needs_vllm
+from support.patience import PATIENCE_S, wait_until, wait_until_ended
 from synthetic.answered_stage import stage_context
 from synthetic.arithmetic import problems, tiny_tokenizer
 from test_vllm_engine import CONTEXT, MAX_GAP, PARAMS, PROMPTS, REQUESTS

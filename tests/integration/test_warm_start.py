@@ -15,7 +15,7 @@ import psutil
 import pytest
 from campaigns.random_kills import promised_of
 from flow_process import UNDISTURBED
-from patience import PATIENCE_S, lives, wait_until
+from support.patience import PATIENCE_S, lives, wait_until
 from toy_run import Recorder
 
 from luffy.config import load_experiment

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from patience import PATIENCE_S, ran, wait_until_ended
+from support.patience import PATIENCE_S, ran, wait_until_ended
 
 _ROOT = Path(__file__).parents[2]
 _RAY = Path(sys.executable).with_name("ray")

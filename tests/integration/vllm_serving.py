@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from patience import wait_until
+from support.patience import wait_until
 
 from luffy.processes import end_group
 

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
-from patience import PATIENCE_S
 from safetensors.torch import load_file
+from support.patience import PATIENCE_S
 from torch import Tensor
 from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 

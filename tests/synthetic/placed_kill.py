@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 import ray
-from patience import PATIENCE_S, wait_until
+from support.patience import PATIENCE_S, wait_until
 
 from luffy.cluster.supervision import Member
 from synthetic.gated_actors import Gate

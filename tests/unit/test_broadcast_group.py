@@ -6,7 +6,7 @@ from contextlib import contextmanager
 
 import pytest
 import torch
-from patience import PATIENCE_S
+from support.patience import PATIENCE_S
 
 from luffy.broadcast_group import BroadcastFailed, BroadcastGroup, Meeting, TensorSpec
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import psutil
 import pytest
 from gpu.quarter_hour import Part, Report, parts, run_all
-from patience import wait_until
+from support.patience import wait_until
 
 STUBBORN = """
 import pathlib, subprocess, sys, time

@@ -11,7 +11,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from patience import PATIENCE_S
+from support.patience import PATIENCE_S
 
 from luffy.cluster import ray_engine
 from luffy.cluster import weights as sending

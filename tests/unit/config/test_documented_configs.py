@@ -6,7 +6,7 @@ import shlex
 from pathlib import Path
 
 import pytest
-from installed import needs_smollm2
+from support.installed import needs_smollm2
 
 from luffy.cli.main import main
 from luffy.config import available_presets, load_experiment

@@ -7,9 +7,9 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from installed import DATASETS, needs_datasets
-from patience import PATIENCE_S
 from pydantic import TypeAdapter
+from support.installed import DATASETS, needs_datasets
+from support.patience import PATIENCE_S
 
 from luffy.config.data import FileSource, SourceConfig
 from luffy.config.grading import ChoiceGrader, GradingConfig, MathGrader, StrictMathGrader

@@ -4,8 +4,8 @@ import random
 from collections import Counter
 
 import pytest
-from patience import PATIENCE_S
 from pydantic import ValidationError
+from support.patience import PATIENCE_S
 
 from luffy.config.data import FieldsConfig
 from luffy.data.overlap import BenchmarkIndex

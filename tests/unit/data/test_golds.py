@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 import pytest
-from patience import PATIENCE_S
+from support.patience import PATIENCE_S
 
 from luffy.config.grading import ChoiceGrader, ExactGrader, FormatGrader, GraderKind, GradingConfig, StrictMathGrader
 from luffy.data.row_filters import check_golds

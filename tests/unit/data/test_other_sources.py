@@ -6,7 +6,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from patience import PATIENCE_S
+from support.patience import PATIENCE_S
 
 from luffy.config.data import CustomSource, HubSource, ReasoningGymSource
 from luffy.config.grading import GradingConfig, ReasoningGymGrader

@@ -8,7 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from installed import DATASETS
+from support.installed import DATASETS, needs_datasets
 
 from luffy.data.parquet import read_prompts, write_prompts
 from luffy.data.schema import SCHEMA
@@ -16,7 +16,6 @@ from luffy.errors import DataError
 from luffy.types import Message, Prompt, Trace
 
 LUFFY_EVAL = DATASETS / "luffy_eval"
-needs_luffy_eval = pytest.mark.skipif(not LUFFY_EVAL.is_dir(), reason="needs the datasets: luffy_eval")
 
 _text = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=12).filter(str.strip)
 _json = st.recursive(
@@ -92,7 +91,7 @@ def test_a_wrong_row_is_named(tmp_path: Path) -> None:
         read_prompts(tmp_path / "p.parquet")
 
 
-@needs_luffy_eval
+@needs_datasets
 @pytest.mark.parametrize(("name", "rows"), [("valid.all", 6023), ("valid.arc_c", 1172), ("valid.gpqa", 198)])
 def test_the_files_of_luffy_are_read(name: str, rows: int) -> None:
     prompts = read_prompts(LUFFY_EVAL / f"{name}.parquet")

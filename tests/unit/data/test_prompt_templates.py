@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from installed import DATASETS, needs_datasets
+from support.installed import DATASETS, needs_datasets
 from synthetic.arithmetic import problems, tiny_tokenizer
 
 from luffy.config import load_experiment

@@ -4,7 +4,7 @@ import random
 
 import numpy as np
 import pytest
-from installed import DATASETS, needs_datasets
+from support.installed import DATASETS, needs_datasets
 
 from luffy.config.data import FieldsConfig, FileSource
 from luffy.data.overlap import NUM_HASHES, BenchmarkIndex, Hit, near_duplicate_clusters, signature, similarity, words

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
-from installed import DATASETS
-from patience import PATIENCE_S
+from support.installed import DATASETS, needs_datasets
+from support.patience import PATIENCE_S
 
 from luffy.config.grading import GradingConfig, JudgeGrader
 from luffy.data.overlap import BenchmarkIndex
@@ -141,7 +141,7 @@ def test_traces_whose_judge_cannot_be_reached_are_not_rejected_but_asked_for_aga
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not TRACES.is_file(), reason="needs the datasets")
+@needs_datasets
 def test_truncated_real_traces_have_no_answer() -> None:
     prompts = [
         prompt(

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from patience import PATIENCE_S
+from support.patience import PATIENCE_S
 
 from luffy.config.data import FileSource
 from luffy.data.row_filters import grade_traces

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from patience import PATIENCE_S
+from support.patience import PATIENCE_S
 from transformers import PreTrainedTokenizerBase
 
 from luffy.config.environment import EpisodeLimits, EpisodeScoring, History

@@ -4,7 +4,7 @@ import asyncio
 import random
 
 import pytest
-from patience import PATIENCE_S
+from support.patience import PATIENCE_S
 
 from luffy.config.environment import ToolsEnvironment
 from luffy.environments.registry import open_environment

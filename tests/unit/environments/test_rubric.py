@@ -7,8 +7,8 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from patience import wait_until
 from pydantic import ValidationError
+from support.patience import wait_until
 from synthetic import episode_measures
 from synthetic.endpoint import CHAT, Endpoint, completion
 

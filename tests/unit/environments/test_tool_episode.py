@@ -7,7 +7,7 @@ import threading
 from dataclasses import dataclass, replace
 
 import pytest
-from patience import PATIENCE_S, wait_until
+from support.patience import PATIENCE_S, wait_until
 from synthetic import sample_tools
 
 from luffy.config.environment import ToolsEnvironment

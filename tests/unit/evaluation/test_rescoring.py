@@ -4,7 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from patience import PATIENCE_S
+from support.patience import PATIENCE_S
 from synthetic.arithmetic import ScriptedEngine, problems, tiny_tokenizer
 from synthetic.result_rows import result_row, sample_record
 

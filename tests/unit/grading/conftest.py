@@ -3,14 +3,14 @@
 from collections.abc import Iterator
 
 import pytest
-from patience import PATIENCE_S
+from support.patience import PATIENCE_S
 
 from luffy.grading.pool import GraderPool
 
 
 @pytest.fixture(scope="module", autouse=True)
 def grading_server() -> None:
-    """In place of the shared one (tests/one_grading_server.py)."""
+    """In place of the shared one (tests/support/one_grading_server.py)."""
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import pyarrow.parquet as pq
 import pytest
-from installed import DATASETS
+from support.installed import DATASETS, needs_datasets
 
 from luffy.config.grading import ChoiceGrader, ExactGrader, GraderKind, MathGrader, StrictMathGrader
 from luffy.grading.choice import grade_choice
@@ -20,8 +20,6 @@ from luffy.types import Outcome
 CASES = DATASETS / "grader_cases" / "cases.jsonl"
 OUTPUTS = DATASETS / "mmlu_pro_model_outputs" / "mathstral-7B.parquet"
 QUESTIONS = DATASETS / "mmlu_pro" / "test.parquet"
-needs_cases = pytest.mark.skipif(not CASES.is_file(), reason="needs the datasets: grader_cases")
-needs_outputs = pytest.mark.skipif(not OUTPUTS.is_file(), reason="needs the datasets: mmlu_pro_model_outputs")
 pytestmark = pytest.mark.slow
 
 MATH, STRICT, PREFERRED = MathGrader(), StrictMathGrader(), MathGrader(boxed="preferred")
@@ -70,7 +68,7 @@ def disagreements(pool: GraderPool, kind: GraderKind, wanted: Callable[[Case], b
     return len(cases), pairs.count((True, False)), pairs.count((False, True))
 
 
-@needs_cases
+@needs_datasets
 @pytest.mark.parametrize(
     ("kind", "wanted", "at_least", "accepted", "refused"),
     [
@@ -92,7 +90,7 @@ def test_no_more_disagreements_than_known(pool, kind, wanted, at_least, accepted
     assert wrongly_refused <= refused
 
 
-@needs_outputs
+@needs_datasets
 def test_letters_in_model_outputs_are_those_of_the_benchmarks_own_script() -> None:
     """Which guesses at random where it finds none (there are 367 of these), and takes the first of several answers."""
     options = {row["question_id"]: row["options"] for row in pq.read_table(QUESTIONS).to_pylist()}

@@ -5,7 +5,7 @@ from decimal import Decimal
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from patience import PATIENCE_S
+from support.patience import PATIENCE_S
 
 from luffy.grading.equivalence.certain import MAX_ANSWER_CHARS, refusal, settle
 from luffy.grading.pool import GraderPool

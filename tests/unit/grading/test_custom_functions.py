@@ -7,7 +7,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from patience import PATIENCE_S, wait_until
+from support.patience import PATIENCE_S, wait_until
 
 from luffy.config.execution import ExecutionConfig
 from luffy.config.grading import CustomGrader, GradingConfig

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from installed import DATASETS
+from support.installed import DATASETS, needs_datasets
 
 from luffy.config.grading import GraderKind, MathGrader, StrictMathGrader
 from luffy.grading.extract import boxed_answer, final_reply, marked_answer, plain_answer
@@ -136,7 +136,7 @@ def test_an_amount_of_money_is_no_formula(reply: str, answer: str, sign: str) ->
     assert plain_answer(reply) == (answer, sign)
 
 
-@pytest.mark.skipif(not GSM8K.is_file(), reason="needs the datasets: gsm8k")
+@needs_datasets
 @pytest.mark.parametrize("kind", [MathGrader(), MathGrader(boxed="preferred"), StrictMathGrader()])
 def test_reference_solutions_of_gsm8k_are_right_and_altered_ones_wrong(pool: GraderPool, kind: GraderKind) -> None:
     solutions = [json.loads(line)["answer"] for line in GSM8K.read_text(encoding="utf-8").splitlines()]

@@ -7,7 +7,7 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from patience import PATIENCE_S
+from support.patience import PATIENCE_S
 from synthetic.endpoint import CHAT, Answer, Endpoint, Reply, completion
 
 from luffy.config.grading import (

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
-from installed import DATASETS
-from patience import PATIENCE_S
+from support.installed import DATASETS, needs_datasets
+from support.patience import PATIENCE_S
 
 from luffy.config.grading import (
     AnyGrader,
@@ -142,7 +142,7 @@ def test_a_template_tells_where_it_wants_the_answer(template: str, in_tag: bool 
     assert problem_of(asking).in_tag is True
 
 
-@pytest.mark.skipif(not R1_ZERO_TRACES.is_file(), reason="needs the datasets: r1_zero_sft_math")
+@needs_datasets
 @pytest.mark.parametrize("kind", [MATH, STRICT])
 @pytest.mark.parametrize("in_tag", [True, None])
 def test_traces_of_r1_zero_are_graded_by_every_grader(pool: GraderPool, kind: GraderKind, in_tag: bool | None) -> None:

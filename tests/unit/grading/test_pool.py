@@ -11,7 +11,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from patience import PATIENCE_S, wait_until, wait_until_ended
+from support.patience import PATIENCE_S, wait_until, wait_until_ended
 
 from luffy.errors import EXIT_TEMPORARY, LostError, LuffyError
 from luffy.grading.pool import GraderPool

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from patience import PATIENCE_S
 from safetensors.torch import load_file, save_file
+from support.patience import PATIENCE_S
 from synthetic.reward_models import reward_folder
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 

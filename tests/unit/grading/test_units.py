@@ -4,7 +4,7 @@ import json
 import re
 
 import pytest
-from installed import DATASETS
+from support.installed import DATASETS, needs_datasets
 
 from luffy.grading.checks import MATH, STRICT, run_check
 from luffy.grading.equivalence.text import canonical_unit
@@ -85,7 +85,7 @@ def test_spelling_and_notation_do_not_change_a_unit() -> None:
         assert canonical_unit(one) == canonical_unit(other)
 
 
-@pytest.mark.skipif(not MINERVA.is_file(), reason="needs the datasets: minerva_math")
+@needs_datasets
 def test_numbers_of_minerva_with_the_unit_that_their_solutions_name() -> None:
     named = 0
     for problem in map(json.loads, MINERVA.read_text(encoding="utf-8").splitlines()):

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import psutil
 import pytest
-from patience import PATIENCE_S
+from support.patience import PATIENCE_S
 
 from luffy.processes import end_group
 

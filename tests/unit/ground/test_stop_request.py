@@ -2,7 +2,7 @@
 
 import sys
 
-from patience import ran
+from support.patience import ran
 
 # A second signal after each line that the handler of the first one runs, each time in a process of its own.
 INTERRUPTED_HANDLERS = """

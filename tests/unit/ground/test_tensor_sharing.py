@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from patience import ran
+from support.patience import ran
 
 from luffy.tensor_sharing import SharedTensor, SharingFailed
 

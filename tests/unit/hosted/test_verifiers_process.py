@@ -8,7 +8,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from patience import PATIENCE_S, lives, wait_until
+from support.patience import PATIENCE_S, lives, wait_until
 
 from luffy.config.data import VerifiersPackage
 from luffy.errors import ConfigError, DataError, EnvironmentFault, LostError

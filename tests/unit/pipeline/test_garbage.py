@@ -9,7 +9,7 @@ import sys
 import threading
 
 import pytest
-from patience import PATIENCE_S, wait_until
+from support.patience import PATIENCE_S, wait_until
 from synthetic.finished_stages import run_of
 
 from luffy.cli.main import main

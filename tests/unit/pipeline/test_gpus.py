@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from patience import PATIENCE_S, wait_until
+from support.patience import PATIENCE_S, wait_until
 
 from luffy.cli.main import main
 from luffy.config import load_experiment

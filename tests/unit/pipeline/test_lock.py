@@ -9,8 +9,8 @@ from types import SimpleNamespace
 
 import psutil
 import pytest
-from patience import PATIENCE_S, wait_until
 from prefect.locking.protocol import LockManager
+from support.patience import PATIENCE_S, wait_until
 
 from luffy.errors import StageFailed, WorkspaceError
 from luffy.pipeline.lock import LOCK_FILE, FlockManager, check_locks, holder_of, is_shared, stage_lock

@@ -8,7 +8,7 @@ from functools import cache, partial
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from patience import PATIENCE_S
+from support.patience import PATIENCE_S
 from synthetic.trajectories import row_of
 from transformers import PreTrainedTokenizerBase
 

@@ -19,9 +19,9 @@ from typing import Any
 
 import pytest
 import torch
-from patience import PATIENCE_S
 from reference.row_batches import tokens_of
 from reference.taught_presets import SUPERVISED, teacher_overrides
+from support.patience import PATIENCE_S
 from synthetic.settings import rl_settings
 
 from luffy.config import available_presets

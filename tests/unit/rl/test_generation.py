@@ -7,7 +7,7 @@ from contextlib import closing
 from types import TracebackType
 
 import pytest
-from patience import PATIENCE_S, wait_until
+from support.patience import PATIENCE_S, wait_until
 from synthetic.trajectories import row_of
 
 from luffy.errors import NumericalError

@@ -11,8 +11,8 @@ from statistics import fmean
 
 import pytest
 import torch
-from patience import PATIENCE_S
 from reference.gradient_case import tiny_model
+from support.patience import PATIENCE_S
 from test_composition import RecordedRanks, Sent, runner_of, settings_of
 
 from luffy.config.group import GroupConfig

@@ -5,8 +5,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from patience import PATIENCE_S
 from pydantic import ValidationError
+from support.patience import PATIENCE_S
 from synthetic.trajectories import row_of
 from test_composition import STEPS, RecordedRanks, runner_of, settings_of
 

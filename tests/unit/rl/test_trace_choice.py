@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from patience import PATIENCE_S
+from support.patience import PATIENCE_S
 from synthetic.trajectories import row_of
 from test_composition import RIGHT, STEPS, STOP, WRONG, RecordedRanks, runner_of, settings_of
 

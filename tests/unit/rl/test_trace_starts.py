@@ -6,8 +6,8 @@ from statistics import fmean
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from patience import PATIENCE_S
 from pydantic import ValidationError
+from support.patience import PATIENCE_S
 from synthetic.trajectories import row_of
 
 from luffy.config.group import AnchorConfig, GroupConfig, HintConfig, PrefixConfig

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
 import pytest
-from patience import PATIENCE_S
+from support.patience import PATIENCE_S
 from synthetic import endpoint
 from synthetic.endpoint import Endpoint
 from synthetic.settings import SMOKE

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from patience import PATIENCE_S
+from support.patience import PATIENCE_S
 from synthetic.endpoint import CHAT, TEXT, Endpoint, Reply, by_seed, completion, refusal, text_completion
 
 from luffy.config.execution import ServerConfig

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from patience import PATIENCE_S
+from support.patience import PATIENCE_S
 
 from luffy.config.execution import VLLMConfig
 from luffy.errors import ConfigError, LuffyError

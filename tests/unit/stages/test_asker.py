@@ -9,7 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from patience import PATIENCE_S
+from support.patience import PATIENCE_S
 from synthetic.answered_stage import stage_context
 from synthetic.arithmetic import ScriptedEngine, problems, tiny_tokenizer
 from transformers import PreTrainedTokenizerBase

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from patience import PATIENCE_S
+from support.patience import PATIENCE_S
 from synthetic.answered_stage import stage_context
 from synthetic.arithmetic import tiny_tokenizer
 from transformers import PreTrainedTokenizerBase

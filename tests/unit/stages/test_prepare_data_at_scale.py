@@ -2,7 +2,6 @@
 
 import itertools
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -12,7 +11,8 @@ import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from patience import wait_until
+from support.installed import DATASETS, needs_datasets
+from support.patience import wait_until
 from synthetic.preparation import prepare, sources_of
 
 import luffy.data.parquet as parquet
@@ -24,7 +24,6 @@ from luffy.data.splits import LUFFY_SCHEMA
 from luffy.errors import DataError, LostError
 from luffy.stages.program import StageResult
 
-DATASETS = Path(os.environ.get("LUFFY_DATASETS", Path(__file__).parents[3].parent / "shared" / "datasets"))
 SYSTEM = "Put your thoughts between <think> and </think>."
 
 
@@ -160,7 +159,7 @@ def test_a_luffy_file_comes_back_with_the_same_columns_and_nesting(tmp_path):
     assert one == other
 
 
-@pytest.mark.skipif(not DATASETS.is_dir(), reason="needs the datasets")
+@needs_datasets
 def test_the_published_evaluation_file_comes_back_row_by_row(tmp_path):
     path = DATASETS / "luffy_eval" / "valid.all.parquet"
     train = {"kind": "file", "path": str(path), "max_rows": 700}

@@ -2,10 +2,10 @@
 
 import json
 import logging
-import os
 from pathlib import Path
 
 import pytest
+from support.installed import DATASETS, needs_datasets
 from synthetic.preparation import prepare as prepared
 from synthetic.preparation import row, sources_of, written
 
@@ -15,8 +15,6 @@ from luffy.data.shards import filter_shard
 from luffy.errors import DataError
 from luffy.types import Prompt
 
-DATASETS = Path(os.environ.get("LUFFY_DATASETS", Path(__file__).parents[3].parent / "shared" / "datasets"))
-needs_datasets = pytest.mark.skipif(not DATASETS.is_dir(), reason="needs the datasets")
 LONG = " ".join(f"w{n}" for n in range(60))
 SPLITS = ("train", "sft", "rl_complement")
 

@@ -13,8 +13,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from patience import PATIENCE_S, wait_until
 from reference.gradient_case import tiny_model
+from support.patience import PATIENCE_S, wait_until
 from synthetic.answered_stage import contents, stage_context
 from synthetic.arithmetic import ScriptedEngine
 from synthetic.endpoint import Endpoint, Reply, completion, refusal

@@ -6,7 +6,7 @@ import uuid
 from types import SimpleNamespace
 
 import pytest
-from patience import PATIENCE_S, wait_until
+from support.patience import PATIENCE_S, wait_until
 
 from luffy.tasks import session as cancellation
 

@@ -5,7 +5,7 @@ import time
 import uuid
 
 import pytest
-from patience import wait_until
+from support.patience import wait_until
 
 from luffy.tasks import artifacts as module
 from luffy.tasks.artifacts import Artifact, Publisher, Slot

@@ -12,8 +12,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from patience import PATIENCE_S
 from pydantic import ValidationError
+from support.patience import PATIENCE_S
 
 from luffy.config.execution import TrackingConfig
 from luffy.config.grading import GradingConfig

@@ -8,7 +8,7 @@ import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
-from patience import PATIENCE_S
+from support.patience import PATIENCE_S
 
 from luffy.errors import ConfigError
 from luffy.tracking.wandb_history import read_wandb

@@ -11,11 +11,11 @@ import transformers.modeling_flash_attention_utils as flash
 from deepspeed.utils import safe_get_full_grad
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from installed import needs_no_gpu
 from reference.attention_case import CONFIGS, batch_of, model_of, recurrent_model, rows_of, varlen_attention
 from reference.gradient_case import OPTIMIZER, execution, relative_l2
 from reference.rows import evaluate
 from reference.value_case import config as critic_config
+from support.installed import needs_no_gpu
 from torch import Tensor
 from torch.distributed._tools.mem_tracker import MemTracker
 from torch.nn.attention.varlen import varlen_attn

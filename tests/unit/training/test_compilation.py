@@ -9,9 +9,9 @@ from random import Random
 import pytest
 import torch
 from deepspeed.utils import safe_get_full_grad
-from installed import needs_compiler
 from reference.attention_case import batch_of, rows_of
 from reference.gradient_case import OPTIMIZER, execution, make_batch, reference_step, relative_l2, step_of, tiny_model
+from support.installed import needs_compiler
 from torch._dynamo.utils import counters
 from torch._inductor.utils import fresh_cache
 from transformers import PreTrainedModel

@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from installed import needs_compiler
+from support.installed import needs_compiler
 from torch import Tensor, nn
 
 from luffy.training.fused_head import Entropy, LogProbHead

@@ -14,9 +14,9 @@ from contextlib import closing
 from pathlib import Path
 
 from filelock import FileLock
-from patience import PATIENCE_S
 
 from luffy.flows.prefect_api import ApiServer, answers
+from support.patience import PATIENCE_S
 
 
 def shared_api() -> Mapping[str, str]:

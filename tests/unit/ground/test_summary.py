@@ -3,20 +3,19 @@ import os
 import sys
 from pathlib import Path
 
-from patience import ran
-from skipped_tests import num_skipped
+from support.patience import ran
 
 TESTS = Path(__file__).parents[2]
 SKIPPING = """
 import pytest
 
-needs_data = pytest.mark.skipif(True, reason="needs the datasets: grader_cases")
+needs_data = pytest.mark.skipif(True, reason="needs data: make data")
 
 @needs_data
 def test_one(): ...
 
 @pytest.mark.parametrize("_", range(2))
-@pytest.mark.skipif(True, reason="needs the datasets")
+@pytest.mark.skipif(True, reason="needs data: make data")
 def test_two(_): ...
 
 @pytest.mark.parametrize("text", ["a b", "[c]"])
@@ -30,17 +29,12 @@ def test_four(): ...
 
 def test_a_run_ends_with_what_its_skipped_tests_needed(tmp_path):
     (tmp_path / "test_skipping.py").write_text(SKIPPING)
-    command = [sys.executable, "-m", "pytest", "-p", "skipped_tests", "-q", "--rootdir", tmp_path]
+    command = [sys.executable, "-m", "pytest", "-p", "support.summary", "-q", "--rootdir", tmp_path]
     where = {"cwd": tmp_path, "env": {**os.environ, "PYTHONPATH": str(TESTS)}}
     done = ran([*command, "--skipped-to", "skipped.txt", "test_skipping.py"], **where)
-    told = done.stdout.partition("tests that were skipped")[2].splitlines()[1:3]
-    assert told == ["    3  needs the datasets", "    1  needs the package no-such-package"], done.stdout
+    assert "\nskipped: 3 needs data (make data); 1 needs the package no-such-package\n" in done.stdout
     again = ran([*command, "@skipped.txt"], **where)
     assert "4 skipped" in again.stdout and "passed" not in again.stdout, again.stdout
-
-
-def test_a_reason_of_another_kind_has_a_line_of_its_own():
-    assert num_skipped(["Skipped: no such thing", "needs a GPU"]) == {"no such thing": 1, "needs a GPU": 1}
 
 
 def test_every_skip_says_what_it_needs():

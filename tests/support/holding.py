@@ -3,9 +3,9 @@
 import subprocess
 from pathlib import Path
 
-from patience import wait_until
+from support.patience import wait_until
 
-_FOLDER = Path(__file__).parent / "integration" / "holding"
+_FOLDER = Path(__file__).parents[1] / "integration" / "holding"
 
 
 class Hold:

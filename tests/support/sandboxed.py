@@ -7,10 +7,10 @@ import subprocess
 
 import psutil
 import pytest
-from patience import PATIENCE_S, lives
 
 from luffy.config.sandbox import SandboxConfig, SandboxLimits
 from luffy.sandbox import ExecutionResult, Sandbox, open_sandbox
+from support.patience import PATIENCE_S, lives
 
 PATIENT = SandboxLimits(
     call_cpu_s=60.0,

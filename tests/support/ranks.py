@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from patience import PATIENCE_S
 
 from luffy.flows.prefect_api import free_port
+from support.patience import PATIENCE_S
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 # The address is given, since torchrun would look this machine's own name up.
 _TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1")
 
