@@ -10,7 +10,7 @@ from luffy.errors import EXIT_USER_ERROR, UserError
 
 @contextmanager
 def refused(*named: str, error: type[UserError] = UserError) -> Iterator[None]:
-    """The block ends in a user's mistake: one line, exit code 2, that names each of these, such as a field and a number.
+    """The block ends in a user's mistake: one line, exit code 2, that names each of these: a field, a number.
 
     The sentence around them is free to change.
     """
