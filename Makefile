@@ -24,7 +24,7 @@ export PREFECT_SERVER_ANALYTICS_ENABLED := false
 export RAY_USAGE_STATS_ENABLED := 0
 export VLLM_NO_USAGE_STATS := 1
 
-.PHONY: help install pipeline serve test test-fast test-gpu lint format docs docs-pictures lock clean
+.PHONY: help install pipeline serve test test-rest test-all test-gpu lint format docs docs-pictures lock clean
 
 help:  ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 14
@@ -37,11 +37,16 @@ pipeline: $(VENV)/.installed  ## Run the whole experiment (CONFIG=..., ARGS='key
 serve: $(VENV)/.installed  ## Prefect server with UI, worker and deployments on this machine (ARGS='--port 4200')
 	@$(BIN)/python -m luffy serve --end-with-parent $(ARGS)
 
-test: $(VENV)/.installed-dev  ## Run all tests
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
-test-fast: $(VENV)/.installed-dev  ## Run the tests that take seconds
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -m "not slow" $(ARGS)
+test: $(VENV)/.installed-dev  ## Prove the whole in minutes (CONTRIBUTING.md says what)
+	$(PYTEST) -m "not slow" $(ARGS)
+
+test-rest: $(VENV)/.installed-dev  ## Run the tests that `make test` leaves out
+	$(PYTEST) -m slow $(ARGS)
+
+test-all: $(VENV)/.installed-dev  ## Run all tests
+	$(PYTEST) $(ARGS)
 
 test-gpu: $(VENV)/.installed-dev  ## Measure and test on one NVIDIA GPU, in ten minutes (ARGS='--out DIR')
 	$(BIN)/python tests/gpu/quarter_hour.py $(ARGS)

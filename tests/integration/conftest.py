@@ -99,3 +99,22 @@ def started_here():
     """A function that returns what this test has started and that lives, without what earlier tests have left."""
     earlier = set(psutil.Process().children(recursive=True))
     return lambda: [process for process in processes_below(os.getpid()) if process not in earlier]
+
+
+@pytest.fixture(scope="session")
+def made(tmp_path_factory):
+    """A function `made(name, make)`: the folder that `make(folder)` has filled, once for all processes of the session.
+
+    Not to be changed.
+    """
+
+    def folder_of(name, make):
+        folder = _shared(tmp_path_factory) / "made" / name
+        folder.parent.mkdir(exist_ok=True)
+        with FileLock(f"{folder}.lock"):
+            if not folder.exists():
+                make(folder.with_name(f"{name}.unfinished"))
+                folder.with_name(f"{name}.unfinished").rename(folder)
+        return folder
+
+    return folder_of

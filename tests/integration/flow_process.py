@@ -10,12 +10,15 @@ from support.patience import PATIENCE_S
 from support.prefect_api import shared_api, without_prefect
 
 ROOT = Path(__file__).parents[2]
+IN_PROCESS = str(Path(__file__).with_name("flow_in_process.py"))
 UNDISTURBED = ("exp_configs/smoke.yaml", "execution.checkpoint.keep=3")
 """What the fixture `undisturbed` has run. Its report shows every setting, so other settings make another report."""
 
 
 def start(workspace, *arguments, flow="run_sweep", **environment):
-    command = [sys.executable, f"flows/{flow}.py", *map(str, arguments)]
+    """A flow of `flows/`, or with `flow=IN_PROCESS` any command, whose stages then need no process each."""
+    program = IN_PROCESS if flow == IN_PROCESS else f"flows/{flow}.py"
+    command = [sys.executable, program, *map(str, arguments)]
     env = {"PYTHONUNBUFFERED": "1", "LUFFY_WORKSPACE": str(workspace), **environment}
     return subprocess.Popen(
         command,

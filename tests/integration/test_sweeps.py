@@ -1,8 +1,8 @@
-"""`luffy compare`, `grid` and `study` with real stages of smoke.yaml's size.
+"""`luffy compare`, `grid` and `study` over stages of smoke.yaml's size.
 
-Arms that learn side by side, one that fails, the same twice, Ctrl-C; arms tuned, killed among their tries, then a grid
-in the same workspace; a study out of time, resumed, collected and reproduced. Where runs are not side by side,
-one at a time, so that each flow needs one warm server.
+One comparison has arms that learn side by side, one that fails, and Ctrl-C. The others have their stages in the flow's
+own process: arms tuned, killed among their tries, then a grid in the same workspace; rounds of expert iteration; a
+study out of time, resumed, collected and reproduced.
 """
 
 import json
@@ -13,12 +13,15 @@ from pathlib import Path
 
 import pytest
 from campaigns.random_kills import processes_of
-from flow_process import run, start, states
+from flow_process import IN_PROCESS, run, start, states
 from support.patience import PATIENCE_S
 
+from luffy.cli.main import main
 from luffy.config.many_runs.sweep_runs import load_sweep
+from luffy.data.pass_rates import SampleCard, read_card
 from luffy.evaluation.across_runs.run_results import read_sweep_results, result_files, write_results
 from luffy.evaluation.results import read_results
+from luffy.pipeline.manifest import finished_manifest
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]
@@ -60,6 +63,20 @@ overrides: {SMALL[:-1]}, chain=sft, method=sft, sft.epochs=null, sft.steps=4]
 grid: {{sft.optimizer.lr: [1e-3, 3e-3], sft.num_traces: [8, 9999]}}
 seeds: [100]
 """
+PROMPTS, SAMPLES = 12, 4
+ROUNDS = f"""\
+name: rounds
+experiment: {ROOT}/exp_configs/smoke.yaml
+overrides: {SMALL[:-1]}, "data.train.num_prompts={PROMPTS}", "sample.num_samples={SAMPLES}",
+  "sample.max_response_tokens=16", "expert_iteration.rounds=2", sft.num_traces=null, base.steps=20,
+  "data.train.operations={{reverse: 1}}", "data.train.num_operations=[1]", "data.corpus.operations={{reverse: 1}}"]
+seeds: [7]
+reference: sft
+budget: {{optimizer_steps: 4}}
+arms:
+  sft: {{chain: sft, method: sft}}
+  expert_iteration: {{chain: expert_iteration, method: sft}}
+"""
 CELLS = ("--cells", "centre")
 
 
@@ -99,12 +116,13 @@ def test_arms_learn_side_by_side_and_a_failed_one_is_shown_as_failed(compared):
     assert {kind: made[kind] for kind in expected} == expected
 
 
-def test_the_same_command_reuses_everything_except_the_failed_arm(compared):
+def test_the_same_command_reuses_everything_except_the_failed_arm(compared, capsys):
     folder, _ = compared
-    wrong = run(folder / "workspace", "compare", folder / "small.yaml", "arms.luffy.overrides=[rl.steps=9]")
-    assert wrong.returncode == 2
-    assert wrong.stderr.count("\n") == 1 and "it would change the budget" in wrong.stderr
-    again = run(folder / "workspace", "compare", folder / "small.yaml", "workers=1")  # one warm server is enough
+    where = [str(folder / "small.yaml"), "--workspace", str(folder / "workspace")]
+    assert main(["compare", *where, "arms.luffy.overrides=[rl.steps=9]"]) == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1 and "it would change the budget" in said
+    again = run(folder / "workspace", "compare", folder / "small.yaml", "workers=1", flow=IN_PROCESS)
     assert again.returncode == 1
     found = states(again)
     assert {name for name, state in found.items() if state != "reused"} == {"broken 1: sft"}
@@ -143,11 +161,11 @@ def tuned(tmp_path_factory):
     folder = tmp_path_factory.mktemp("tuned")
     (folder / "tuned.yaml").write_text(TUNED)
     (folder / "rates.yaml").write_text(GRID)
-    process = start(folder / "workspace", "compare", folder / "tuned.yaml")
+    process = start(folder / "workspace", "compare", folder / "tuned.yaml", flow=IN_PROCESS)
     assert any(re.search(r"luffy 100 \(.*\): rl: finished", line) for line in process.stdout)
     process.kill()
     process.communicate(timeout=PATIENCE_S)
-    return folder, run(folder / "workspace", "compare", folder / "tuned.yaml")
+    return folder, run(folder / "workspace", "compare", folder / "tuned.yaml", flow=IN_PROCESS)
 
 
 def test_a_killed_tuning_repeats_no_finished_try_and_what_it_chose_is_run(tuned):
@@ -177,7 +195,7 @@ def test_a_killed_tuning_repeats_no_finished_try_and_what_it_chose_is_run(tuned)
 
 def test_a_grid_reuses_what_is_there_and_shows_a_failed_point_as_failed(tuned):
     folder, _ = tuned
-    result = run(folder / "workspace", "compare", folder / "rates.yaml")
+    result = run(folder / "workspace", "compare", folder / "rates.yaml", flow=IN_PROCESS)
     assert result.returncode == 1
     assert "2 of 4 runs have failed" in result.stderr and "Traceback" not in result.stderr
     found = states(result)
@@ -193,9 +211,27 @@ def test_a_grid_reuses_what_is_there_and_shows_a_failed_point_as_failed(tuned):
     assert page.count("; opacity: ") == 2 * 2  # a map for each suite, without the failed points
 
 
+def test_a_comparison_counts_the_responses_and_the_steps_of_every_round(tmp_path):
+    (tmp_path / "rounds.yaml").write_text(ROUNDS)
+    workspace = tmp_path / "workspace"
+    result = run(workspace, "compare", tmp_path / "rounds.yaml", flow=IN_PROCESS)
+    assert result.returncode == 0, result.stderr
+    found = states(result)
+    assert found["expert_iteration 7: sample_1"] == found["expert_iteration 7: sft_2"] == "finished"
+    arms = json.loads((workspace / "runs" / "rounds-1" / "comparison.json").read_text())["arms"]
+    sft, rounds = (arm["cost_a_seed"] for arm in arms)
+    assert [cost["optimizer_steps"] for cost in (sft, rounds)] == [4, 2 * 2]
+    assert [cost["rollouts"] for cost in (sft, rounds)] == [0, 2 * PROMPTS * SAMPLES]
+    stages = workspace / "runs" / "rounds-1" / "arms" / "expert_iteration-7" / "stages"
+    cards = [read_card(stages / f"sample_{number}" / "card.json", SampleCard).rates for number in (1, 2)]
+    assert rounds["generated_tokens"] == sum(round(PROMPTS * SAMPLES * card.mean_tokens) for card in cards)
+    sampling_s = sum(finished_manifest(stages / f"sample_{number}").total_s for number in (1, 2))
+    assert rounds["seconds"] > sampling_s > 0 < sft["seconds"]
+
+
 def study(folder, *options, workspace="workspace"):
     where = folder / workspace
-    result = run(where, "study", folder / "design.yaml", *options, "--workspace", where)
+    result = run(where, "study", folder / "design.yaml", *options, "--workspace", where, flow=IN_PROCESS)
     return result.returncode, result.stdout, result.stderr
 
 

@@ -1,8 +1,9 @@
 """What a session of tests says: failures at once; at its end what was skipped and how to have it run, and what it cost.
 
-`--skipped-to FILE` lists the skipped tests, one a line: `pytest @FILE` runs them when what they need is there. The
-reason of a skip reads `needs WHAT`, or `needs WHAT: HOW TO HAVE IT`; tests with the same reason are counted together.
-`--costs` prints the CPU seconds of the costliest files and tests, with those of the processes that they waited for.
+`--skipped-to FILE` lists the skipped tests, one a line. With `--as-slow FILE` they belong to the second tier, so that
+one session runs it and them once what they need is there. The reason of a skip reads `needs WHAT`, or
+`needs WHAT: HOW TO HAVE IT`; tests with the same reason are counted together. `--costs` prints the CPU seconds of the
+costliest files and tests, with those of the processes that they waited for.
 """
 
 import os
@@ -18,6 +19,7 @@ _spent = [0.0]
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--skipped-to", type=Path, metavar="FILE", help="list the skipped tests in FILE")
+    parser.addoption("--as-slow", type=Path, metavar="FILE", help="mark the tests that FILE lists as slow")
     parser.addoption("--costs", action="store_true", help="print the CPU seconds of the costliest files and tests")
 
 
@@ -25,6 +27,14 @@ def pytest_sessionstart(session: pytest.Session) -> None:
     reporter = session.config.pluginmanager.get_plugin("terminalreporter")
     if reporter is not None:  # workers of pytest-xdist have none
         session.config.pluginmanager.register(FailedTests(reporter))
+
+
+@pytest.hookimpl(tryfirst=True)  # before pytest selects by marks
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    listed = {*file.read_text().splitlines()} if (file := config.getoption("--as-slow")) else set()
+    for item in items:
+        if item.nodeid in listed:
+            item.add_marker("slow")
 
 
 def pytest_runtestloop() -> None:

@@ -33,7 +33,7 @@ def test_a_run_ends_with_what_its_skipped_tests_needed(tmp_path):
     where = {"cwd": tmp_path, "env": {**os.environ, "PYTHONPATH": str(TESTS)}}
     done = ran([*command, "--skipped-to", "skipped.txt", "test_skipping.py"], **where)
     assert "\nskipped: 3 needs data (make data); 1 needs the package no-such-package\n" in done.stdout
-    again = ran([*command, "@skipped.txt"], **where)
+    again = ran([*command, "--as-slow", "skipped.txt", "-m", "slow"], **where)
     assert "4 skipped" in again.stdout and "passed" not in again.stdout, again.stdout
 
 

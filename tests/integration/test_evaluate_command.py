@@ -1,17 +1,22 @@
-"""flows/evaluate_checkpoint.py on the real chain of smoke.yaml: one model, a sweep, mistakes; and the leaderboard.
+"""`luffy evaluate` on the real chain of smoke.yaml: one model, a sweep, mistakes; the leaderboard; and a notebook.
 
 `tests/unit/stages/test_sweep.py` has a sweep that is killed.
 """
 
 import json
+import os
 import re
 import shutil
 from pathlib import Path
 
 import flow_process
 import pytest
+from flow_process import UNDISTURBED
 from flow_process import stage_states as states
+from support.patience import PATIENCE_S
+from support.prefect_api import shared_api
 
+import luffy
 from luffy.cli.main import main
 from luffy.evaluation.results import read_results
 from luffy.pipeline.events import EventReader
@@ -20,10 +25,12 @@ pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]
 SMOKE = "exp_configs/smoke.yaml"
 KEEP = "execution.checkpoint.keep=3"
+NOTEBOOKS = sorted((ROOT / "docs" / "notebooks").glob("*.ipynb"))
 
 
 def run(workspace, *arguments):
-    return flow_process.run(workspace, SMOKE, *arguments, flow="evaluate_checkpoint")
+    """Its stages in one process."""
+    return flow_process.run(workspace, "evaluate", *arguments, flow=flow_process.IN_PROCESS)
 
 
 @pytest.fixture
@@ -41,7 +48,7 @@ def workspace(finished, tmp_path):
 def sweep_of_all(undisturbed, tmp_path_factory):
     """A workspace after a sweep over all kept checkpoints as well, and that sweep."""
     workspace = shutil.copytree(undisturbed[0], tmp_path_factory.mktemp("swept") / "workspace", symlinks=True)
-    return workspace, run(workspace, "--steps", "6,2,4", KEEP)
+    return workspace, flow_process.run(workspace, SMOKE, "--steps", "6,2,4", KEEP, flow="evaluate_checkpoint")
 
 
 def stage(workspace, node, run_name="smoke-1"):
@@ -50,13 +57,13 @@ def stage(workspace, node, run_name="smoke-1"):
 
 def test_a_standalone_evaluation_equals_that_of_the_chain_and_is_reused(workspace):
     model = stage(workspace, "rl")
-    result = run(workspace, "--model", str(model))
+    result = run(workspace, SMOKE, "--model", str(model))
     assert result.returncode == 0, result.stderr
     assert set(states(result)) == {"prepare_data", "base", "evaluate_base", "report"}
     assert result.stdout.splitlines()[-1] == f"report: {workspace}/runs/smoke-2/report.html"
     alone = read_results(stage(workspace, "evaluate_base", "smoke-2") / "results.json")
     assert alone.rows == read_results(stage(workspace, "evaluate_rl") / "results.json").rows
-    again = run(workspace, "--model", str(model / "model"))
+    again = run(workspace, SMOKE, "--model", str(model / "model"))
     assert set(states(again).values()) == {"reused"}
 
 
@@ -66,7 +73,7 @@ def test_a_model_and_a_file_suffice_and_results_call_the_model_by_its_name(works
         '{"prompt": "12+34", "answer": "46"}\n' * 2 + '{"prompt": "1+1", "answer": "2"}\n'
     )
     arguments = ("--model", model, "--suite", tmp_path / "sums.jsonl", "seed=3")
-    result = flow_process.run(workspace, *arguments, flow="evaluate_checkpoint")
+    result = run(workspace, *arguments)
     assert result.returncode == 0, result.stderr
     assert re.search(r"^suite +decoding +Mine *\nsums +greedy +\d", result.stdout, re.MULTILINE)
     (rows,) = (read_results(stage(workspace, "evaluate_base", "mine-1") / "results.json").rows,)
@@ -120,3 +127,25 @@ def test_a_mistake_is_one_line_before_anything_starts(finished, arguments, messa
     assert message in said
     assert said.count("\n") == 1
     assert sorted(path.name for path in (finished / "runs").iterdir()) == before
+
+
+@pytest.mark.parametrize("file", NOTEBOOKS, ids=lambda file: file.stem)
+def test_a_notebook_of_the_docs_runs_to_its_end_and_reuses_what_the_command_has_made(workspace, file, monkeypatch):
+    """In a real kernel, whose event loop runs, with an experiment that takes seconds and that is finished already."""
+    monkeypatch.setenv("PREFECT_API_URL", shared_api()["PREFECT_API_URL"])
+    nbformat = pytest.importorskip("nbformat", reason="needs nbclient and ipykernel")
+    nbclient = pytest.importorskip("nbclient", reason="needs nbclient and ipykernel")
+    monkeypatch.setenv("LUFFY_WORKSPACE", str(workspace))
+    notebook = nbformat.read(file, as_version=4)
+    first = next(cell for cell in notebook.cells if cell.cell_type == "code")
+    assert 'experiment, fields = "' in first.source
+    first.source += f"\nexperiment, fields = {UNDISTURBED[0]!r}, {{'execution.checkpoint.keep': 3}}"
+    nbclient.NotebookClient(notebook, timeout=PATIENCE_S, resources={"metadata": {"path": str(ROOT)}}).execute()
+    (first,) = (run for run in luffy.load_runs(workspace) if run.name == "smoke-2")
+    assert {stage.action for stage in first.record.stages.values()} == {"reused"}
+    shown = [output for cell in notebook.cells for output in cell.get("outputs", ())]
+    assert any("image/png" in output.get("data", {}) for output in shown)
+    assert [output for output in shown if output.output_type == "error"] == []
+    kept = [output for cell in nbformat.read(file, as_version=4).cells for output in cell.get("outputs", ())]
+    assert [output.output_type for output in kept] == [output.output_type for output in shown]
+    assert file.stat().st_size < 100_000 and os.fspath(Path.home()) not in file.read_text()
