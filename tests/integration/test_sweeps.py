@@ -67,9 +67,10 @@ PROMPTS, SAMPLES = 12, 4
 ROUNDS = f"""\
 name: rounds
 experiment: {ROOT}/exp_configs/smoke.yaml
-overrides: {SMALL[:-1]}, "data.train.num_prompts={PROMPTS}", "sample.num_samples={SAMPLES}",
-  "sample.max_response_tokens=16", "expert_iteration.rounds=2", sft.num_traces=null, base.steps=20,
-  "data.train.operations={{reverse: 1}}", "data.train.num_operations=[1]", "data.corpus.operations={{reverse: 1}}"]
+overrides: ["data.train={{kind: arithmetic, num_operations: [1], operations: {{reverse: 1}}, num_prompts: {PROMPTS}}}",
+  "data.corpus={{kind: arithmetic, num_operations: [1], operations: {{reverse: 1}}, num_prompts: 512, unique: false}}",
+  data.corpus.stepwise_share=0.0, base.steps=150, sample.num_samples={SAMPLES}, sample.max_response_tokens=16,
+  expert_iteration.rounds=2, sft.num_traces=null, "evaluation.only=[retention]", evaluation.decodings.sampled=null]
 seeds: [7]
 reference: sft
 budget: {{optimizer_steps: 4}}
