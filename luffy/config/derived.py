@@ -201,7 +201,9 @@ def _of_folder(config: ExperimentConfig, wanted: EvaluatedModel, model: str) -> 
             f"Jinja file, which starts at {Path.cwd()}"
         )
     evaluation, execution, own = _protocol(config), config.execution, config.model
-    policy = ModelConfig(path=given_model(model), dtype=own.dtype, chat_template=chat_template)
+    policy = ModelConfig(
+        path=given_model(model), dtype=own.dtype, chat_template=chat_template, template_date=own.template_date
+    )
     if own.path is not None and (_real_folder(own.path) or own.path) == policy.path:  # in the experiment's own context
         context = {"rope_theta": own.rope_theta, "max_position_embeddings": own.max_position_embeddings}
         policy = policy.model_copy(update=context)

@@ -20,6 +20,8 @@ from luffy.json_text import parse_json
 
 DType = Literal["float32", "bfloat16"]
 GGUF = ".gguf"
+TODAY = "strftime_now"
+"""The function by which a chat template asks transformers for the date."""
 _PACKAGE = "package:"
 _EXPORT_FOLDER = "model"
 
@@ -121,6 +123,9 @@ class ModelConfig(StrictModel):
     """Overrides the folder's value."""
     chat_template: str | None = None
     """`qwen`, `luffy`, `r1_zero`, `none` (data/templates/), or the path of a Jinja file; None: the folder's own."""
+    template_date: str | None = Field(default=None, pattern=r"^\d{4}-\d\d-\d\d$")
+    """The day, such as `2026-11-29`, that a chat template writes which asks for today's (`strftime_now`): with the real
+    one a resumed run would have other prompts. Such a template is refused where it is None."""
     lora: LoRAConfig | None = None
     """Train an adapter in SFT and RL (`pip install 'luffy-rl[lora]'`); None, and for a base policy: all weights."""
 
@@ -259,6 +264,11 @@ def check_classifier(folder: Path, setting: str) -> None:
         raise DataError(
             f"{setting}: the tokenizer of {folder} has no chat template; put that of its training there as "
             "chat_template.jinja"
+        )
+    templates = [path for name, path in files.items() if name.endswith((".jinja", "tokenizer_config.json"))]
+    if dated := [path for path in templates if TODAY in path.read_text(encoding="utf-8", errors="replace")]:
+        raise DataError(
+            f"{setting}: {dated[0]} writes today's date ({TODAY}), which changes under a run; write a fixed one into it"
         )
 
 

@@ -37,6 +37,7 @@ class PrepareDataSettings(_Graded):
     model_path: str | None
     """`ModelConfig.source` whose tokenizer is adapted; None: a tokenizer is built from the data."""
     chat_template: str | None
+    template_date: str | None = None
 
 
 class BaseSettings(StrictModel):
@@ -193,7 +194,14 @@ def _prepare_data(config: ExperimentConfig) -> PrepareDataSettings:
         sft = data.sft.model_copy(update={"unique_train_examples": "all"})
         data = data.model_copy(update={"sft": sft, "rl": "train"})
     model = config.model
-    return _settings(PrepareDataSettings, config, data=data, model_path=model.source, chat_template=model.chat_template)
+    return _settings(
+        PrepareDataSettings,
+        config,
+        data=data,
+        model_path=model.source,
+        chat_template=model.chat_template,
+        template_date=model.template_date,
+    )
 
 
 def _sample(config: ExperimentConfig) -> SampleSettings:

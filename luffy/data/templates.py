@@ -8,6 +8,9 @@
 Many rows at once are several times faster than one by one.
 """
 
+import datetime
+import json
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import cast
@@ -15,6 +18,7 @@ from typing import cast
 from tokenizers import Encoding
 from transformers import PreTrainedTokenizerBase
 
+from luffy.config.model import TODAY
 from luffy.errors import DataError, first_line
 from luffy.types import Message
 
@@ -29,6 +33,8 @@ _THINK_OPENERS = ("<think>\n", "<think>")
 _TEXTS_AT_ONCE = 8192
 _PROBE = (Message("user", "1"),)
 _REPLY = Message("assistant", "LUFFYREPLY")
+_TODAY_WRITTEN = re.compile(TODAY + r"""\(\s*(["'])((?:(?!\1).)*)\1\s*\)""")
+_TODAY_KNOWN = re.compile(TODAY + r"\s+is\s+defined")
 _STOP_TOKENS = "stop_token_ids"
 """Key of `tokenizer_config.json`, which every model folder has; absent where only the end-of-sequence token ends
 responses."""
@@ -77,6 +83,27 @@ def trace_lengths(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> l
     """Return the number of tokens of each trace, its stop token included."""
     opener = prompt_opener(tokenizer)
     return [len(encoding) + 1 for encoding in _encodings(tokenizer, [_after_opener(opener, text) for text in texts])]
+
+
+def with_date(template: str, day: str | None, remedy: str) -> str:
+    """Return a chat template that writes `day` (ISO) where it asked for today's date (`strftime_now`, as Llama 3's and
+    Granite's do): a resumed run would otherwise have other prompts.
+
+    DataError that ends with `remedy` where there is no day, or no text in the call that says how to write it.
+    """
+    if TODAY not in template:
+        return template
+    if day is None:
+        raise DataError(f"the chat template writes today's date ({TODAY}), which changes under a run; {remedy}")
+    try:
+        date = datetime.date.fromisoformat(day)
+    except ValueError as error:
+        raise DataError(f"{day} is no day ({error}); {remedy}") from None
+    fixed = _TODAY_WRITTEN.sub(lambda call: json.dumps(date.strftime(call[2]), ensure_ascii=False), template)
+    fixed = _TODAY_KNOWN.sub("true", fixed)
+    if TODAY in fixed:
+        raise DataError(f"the chat template calls {TODAY} with a computed format; write the date into the template")
+    return fixed
 
 
 def stop_token_ids(tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:

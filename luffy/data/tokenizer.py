@@ -4,6 +4,7 @@ import json
 import logging
 import re
 from collections.abc import Iterable, Mapping
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from transformers import PreTrainedTokenizerBase, Qwen2Tokenizer
 from luffy.confidential import may_show_prompt
 from luffy.config.model import GGUF, locate, model_files
 from luffy.config.shipped import template_file
-from luffy.data.templates import PLAIN_TEMPLATE, add_stop_tokens, prompt_texts, stop_token_ids
+from luffy.data.templates import PLAIN_TEMPLATE, add_stop_tokens, prompt_texts, stop_token_ids, with_date
 from luffy.errors import DataError, first_line
 from luffy.files import refuse_special
 from luffy.json_text import parse_json
@@ -80,9 +81,11 @@ def build_tokenizer(texts: Iterable[str]) -> PreTrainedTokenizerBase:
 
 
 def adapt_tokenizer(
-    model_path: str, chat_template: str | None, setting: str = POLICY_SETTING
+    model_path: str, chat_template: str | None, setting: str = POLICY_SETTING, template_date: str | None = None
 ) -> PreTrainedTokenizerBase:
     """Return the tokenizer of a `ModelConfig.source`, with the chat template `chat_template` (name or file) if given.
+
+    Where the template would write today's date it writes `template_date`.
 
     The tokens with which the model's own settings end a response are among its `stop_token_ids`. A missing pad token
     becomes the end-of-sequence token: padding is always masked. DataError where the model has no tokenizer, no chat
@@ -118,6 +121,13 @@ def adapt_tokenizer(
         remedy = "give model.chat_template (`none` where evaluation.template formats the prompt)"
     if tokenizer.chat_template is None:
         raise DataError(f"{setting}: the tokenizer of {model_path!r} has no chat template; {remedy}")
+    dated = f"write a fixed date into the chat template of {model_path}"
+    if setting == POLICY_SETTING:
+        dated = f"set model.template_date, for example to {datetime.now(UTC).date()}"
+    try:
+        tokenizer.chat_template = with_date(str(tokenizer.chat_template), template_date, dated)
+    except DataError as error:
+        raise DataError(f"{setting}: {error}") from None
     stop_token_ids(tokenizer)
     if _QUESTION.content not in prompt_texts(tokenizer, [[_QUESTION]])[0]:
         raise DataError(

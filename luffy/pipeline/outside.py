@@ -1,5 +1,9 @@
-"""Files outside the workspace that a stage's settings refer to; their contents are part of its identity."""
+"""Files outside the workspace that a stage's settings refer to; their contents are part of its identity.
 
+They may change while a run waits for its turn, or works: a stage looks again when it starts and before its manifest.
+"""
+
+import functools
 import hashlib
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
@@ -22,13 +26,15 @@ from luffy.config.strict import StrictModel
 from luffy.config.terms import CustomLoss
 from luffy.config.training import ModelTeacher
 from luffy.errors import DataError
-from luffy.import_paths import module_file
+from luffy.files import refuse_special
+from luffy.import_paths import module_file, own_imports
 from luffy.pipeline.manifest import hash_file
 
 Named = tuple[str, str, Path]
 """The field, its value, and the file or folder that it refers to."""
 
 _WEIGHTS = (".safetensors", ".bin", ".pt", ".gguf")
+_SAMPLES, _SAMPLE_BYTES = 32, 2**18
 
 
 def outside_files(settings: StageSettings) -> dict[str, str]:
@@ -38,6 +44,11 @@ def outside_files(settings: StageSettings) -> dict[str, str]:
     which has no content to hash.
     """
     return {name: _content(field, path) for field, name, path in _named(settings)}
+
+
+def changed_files(settings: StageSettings, planned: Mapping[str, str]) -> list[str]:
+    """The files of `outside_files` whose content is no longer what was `planned`; DataError where one is gone."""
+    return sorted({name for name, _ in outside_files(settings).items() ^ planned.items()})
 
 
 def _named(settings: StageSettings) -> Iterator[Named]:
@@ -91,6 +102,7 @@ def _modules(value: object, field: tuple[str, ...]) -> Iterator[Named]:
         where = ".".join((*field, key))
         if (file := module_file(path, where, options)) is not None:
             yield where, path, file
+            yield from ((where, f"{path} imports {name}", each) for name, each in own_imports(path).items())
     below: Iterable[tuple[object, object]] = ()
     if isinstance(value, StrictModel):
         below = [(name, getattr(value, name)) for name in type(value).model_fields]
@@ -120,12 +132,12 @@ def _content(field: str, path: Path) -> str:
         if (path / "config.json").is_file():  # refused before any stage runs
             lines = [f"{name}\0{_mark(name, file)}\n" for name, file in model_files(path, field).items()]
         elif "*" in str(path):
-            lines = [f"{file.name}\0{hash_file(file)}\n" for file in expand_pattern(str(path))]
+            lines = [f"{file.name}\0{_hashed(file)}\n" for file in expand_pattern(str(path))]
         elif path.is_dir():
             files = {str(file.relative_to(path)): file for file in sorted(path.rglob("*")) if file.is_file()}
             lines = [f"{name}\0{_mark(name, file)}\n" for name, file in files.items()]
         else:
-            return hash_file(path)
+            return _hashed(path)
     except FileNotFoundError:
         raise DataError(
             f"{field}: {path}: no such file; relative paths start at {Path.cwd()}, or for data beside what names it"
@@ -136,8 +148,28 @@ def _content(field: str, path: Path) -> str:
 
 
 def _mark(name: str, file: Path) -> str:
-    """Hash of the content; for weights only size and time, since reading a large model takes minutes."""
-    if name.endswith(_WEIGHTS):
-        stat = file.stat()
-        return f"{stat.st_size} {stat.st_mtime_ns}"
+    """Hash of the content; of large weights of the samples, with size and time, since reading a model takes minutes.
+
+    The time alone would not tell: in archives and images all files may have the same.
+    """
+    stat = file.stat()
+    if not name.endswith(_WEIGHTS) or stat.st_size <= _SAMPLES * _SAMPLE_BYTES:
+        return _hashed(file)
+    refuse_special(file)
+    samples = hashlib.sha256()
+    with file.open("rb") as opened:
+        for index in range(_SAMPLES):  # from the first byte to the last
+            opened.seek((stat.st_size - _SAMPLE_BYTES) * index // (_SAMPLES - 1))
+            samples.update(opened.read(_SAMPLE_BYTES))
+    return f"{stat.st_size} {stat.st_mtime_ns} {samples.hexdigest()}"
+
+
+def _hashed(file: Path) -> str:
+    """SHA-256 of the content, read again only where the kernel's notes of the file have changed."""
+    stat = file.stat()
+    return _hash_of(file, (stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns))
+
+
+@functools.lru_cache(maxsize=4096)
+def _hash_of(file: Path, _as_of: tuple[int, ...]) -> str:
     return hash_file(file)

@@ -178,7 +178,7 @@ def _prompts(source: TraceSource) -> Iterator[Prompt]:
 
 def _tokenizer(settings: PrepareDataSettings, sources: Mapping[str, TraceSource]) -> PreTrainedTokenizerBase:
     if settings.model_path is not None:
-        return adapt_tokenizer(settings.model_path, settings.chat_template)
+        return adapt_tokenizer(settings.model_path, settings.chat_template, template_date=settings.template_date)
     environment = settings.environment
     instructions = instructions_by_source(environment).values() if environment else ()
     system = [settings.data.system_prompt or "", *(instructions or ("",))]

@@ -53,6 +53,7 @@ from luffy.pipeline.manifest import (
     read_manifest,
     write_manifest,
 )
+from luffy.pipeline.outside import changed_files
 from luffy.pipeline.reuse import afresh, clear, examine
 from luffy.processes import (
     MARK_VARIABLE,
@@ -197,6 +198,7 @@ def _run_locked(
             f"code edited since the run began ({', '.join(edited)}): the key of {job.node} does not identify what it "
             "would make now; the same command plans it again"
         )
+    _check_outside_files(job)
     # Work that is cleared does not count towards the result.
     recorded = None if condition.from_scratch else read_identity(out)
     earlier_s = seconds_of_attempts(EventReader(out / EVENTS_FILE).read()) if recorded else 0.0
@@ -216,6 +218,11 @@ def _run_locked(
     context = StageContext(out, inputs, job.key, job.node, job.execution, job.tracking, events, shorter_run, labels)
     # The job validated its settings with this stage's class, the one that `run` expects.
     result = run(cast(Settings, job.settings), context)
+    try:
+        _check_outside_files(job)
+    except UserError as error:
+        clear(out, afresh(out))
+        raise UserError(f"{error}; it changed while the stage worked, so nothing of its result is kept") from None
     manifest = Manifest(
         stage=job.stage,
         node=job.node,
@@ -239,6 +246,15 @@ def _run_locked(
     write_manifest(out, manifest)
     delete_scratch(out, manifest)
     events.tell("finished")
+
+
+def _check_outside_files(job: StageJob) -> None:
+    """Raise UserError where a file of the user's is no longer what the key was computed from."""
+    if job.code and (changed := changed_files(job.settings, job.files)):
+        raise UserError(
+            f"changed since the run was planned: {', '.join(changed)}; the key of {job.node} does not identify what it "
+            "would make now; the same command plans it again, or give the file its planned content"
+        )
 
 
 @contextlib.contextmanager
