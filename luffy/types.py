@@ -66,6 +66,8 @@ class FinishReason(StrEnum):
     INTERRUPTED = "interrupted"
     """The tokens of an RL step were used up (`rl.partial_rollout_tokens`); the next step continues the response."""
     ENVIRONMENT_ERROR = "environment_error"
+    GRADER_ERROR = "grader_error"
+    """The user's own reward function raised, or returned no finite number."""
     REFUSED = "refused"
     """The model or its content filter declined, or the endpoint rejected the request for good."""
     FAILED = "failed"
@@ -76,6 +78,8 @@ PART_MEASURE = "part/"
 """Prefix of the measures that say which part of a mixture of environments played an episode."""
 ANSWER_PROBABILITY = "answer_probability"
 """The measure by which the trainer chose among traces (`luffy.rl.trace_choice`)."""
+WITHOUT_REWARD = frozenset({FinishReason.ENVIRONMENT_ERROR, FinishReason.GRADER_ERROR})
+"""Ends of rows that are counted, and in no baseline and no update."""
 TOKEN_LIMITS = frozenset({FinishReason.LENGTH, FinishReason.TURN_LENGTH})
 """Ends of responses that ran into a limit of tokens."""
 
@@ -232,8 +236,8 @@ class Trajectory:
 
     @property
     def has_failed(self) -> bool:
-        """Whether the environment failed, so that the row has no reward."""
-        return self.finish_reason is FinishReason.ENVIRONMENT_ERROR
+        """Whether the environment or the user's reward function failed, so that the row has no reward."""
+        return self.finish_reason in WITHOUT_REWARD
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,8 +250,8 @@ class Group:
     """Rows that are not trained on: rollouts that traces, hinted rows or branches off a trace replaced, which count in
     the policy's metrics, and hinted rows, branches and traces that were not chosen."""
     failed: tuple[Trajectory, ...] = ()
-    """Rows whose environment failed, demonstrations included. They have no reward, so they are counted, but neither
-    compared with the others nor trained on."""
+    """Rows whose environment or reward function failed, demonstrations included. They have no reward, so they are
+    counted, but neither compared with the others nor trained on."""
     is_carried: bool = False
     """Whether an earlier step drew the prompt and began the rows (`rl.partial_rollout_tokens`)."""
 

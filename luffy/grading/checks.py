@@ -111,14 +111,14 @@ def _custom(response: str, gold: str, context: str) -> Verdict:
 
             result = asyncio.run(awaited())
     except Exception as error:  # noqa: BLE001 - an exception of the function fails this answer, not the pool
-        return Outcome.CRASHED, f"{path} raised {type(error).__name__}: {str(error)[:200]}", 0.0
+        return Outcome.CRASHED, f"{path} raised {type(error).__name__}: {str(error)[:200]}", math.nan
     score = result.get("score") if isinstance(result, Mapping) else result
     # Where a result is numpy's, numpy is loaded; its truth values are no numbers to `numbers`.
     numpy = sys.modules.get("numpy")
     if numpy is not None and isinstance(score, numpy.generic):
         score = score.item()
     if not isinstance(score, Real) or not math.isfinite(score):
-        return Outcome.CRASHED, f"{path} returned {repr(result)[:80]}, which is no finite number", 0.0
+        return Outcome.CRASHED, f"{path} returned {repr(result)[:80]}, which is no finite number", math.nan
     score = float(score)
     right = score >= known["correct_from"]
     return Outcome.CORRECT if right else Outcome.WRONG, f"{path} gave {score:g}", score

@@ -6,6 +6,7 @@ and combines them.
 """
 
 import json
+import math
 import re
 import unicodedata
 from collections.abc import Callable, Iterator, Mapping
@@ -80,15 +81,17 @@ def conclude(kind: GraderKind, found: Iterator[Grade]) -> Grade:
     grades = [conclude(part, found) for part in parts]
     # A grade without a verdict leaves the combination without one where it could decide it.
     deciding = next((grade for grade in grades if grade.is_unjudged), grades[0])
+    rewards = [grade.reward for grade in grades]
+    known = [reward for reward in rewards if not math.isnan(reward)]
     if isinstance(kind, AnyGrader):
         deciding = next((grade for grade in grades if grade.outcome is Outcome.CORRECT), deciding)
-        reward = max(grade.reward for grade in grades)
+        reward = max(known) if known == rewards or deciding.outcome is Outcome.CORRECT else math.nan
     elif isinstance(kind, BothGrader):
         rejecting = (grade for grade in grades if grade.outcome is not Outcome.CORRECT and not grade.is_unjudged)
         deciding = next(rejecting, deciding)
-        reward = min(grade.reward for grade in grades)
+        reward = min(known) if known == rewards else math.nan
     else:
-        reward = sum(part.weight * grade.reward for part, grade in zip(kind.parts, grades, strict=True))
+        reward = sum(part.weight * reward for part, reward in zip(kind.parts, rewards, strict=True))
     reason = "; ".join(f"{part.kind}: {grade.reason}" for part, grade in zip(parts, grades, strict=True))
     return replace(deciding, reason=reason, seconds=sum(grade.seconds for grade in grades), own_reward=reward)
 

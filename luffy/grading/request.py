@@ -86,13 +86,13 @@ class Grade:
     seconds: float = field(default=0.0, compare=False)
     """Running time of a worker or a judge; 0 when neither was needed or the verdict was remembered."""
     own_reward: float | None = None
-    """The grader's own reward, in place of 1 or 0."""
+    """The grader's own reward, in place of 1 or 0; NaN: a function of the user's has failed, and there is none."""
     is_unjudged: bool = False
     """Whether a judge was needed and could not be reached: the grade says nothing about the answer."""
 
     @property
     def reward(self) -> float:
-        """1 for a correct answer and 0 for any other, unless the grader gives its own reward."""
+        """1 for a correct answer and 0 for any other, unless the grader gives its own reward, or none: NaN."""
         if self.own_reward is not None:
             return self.own_reward
         return 1.0 if self.outcome is Outcome.CORRECT else 0.0

@@ -131,7 +131,7 @@ class RewardModels:
                     outcome = Outcome.CORRECT if score >= kind.correct_from else Outcome.WRONG
                     grade = Grade(outcome, None, f"the reward model gives {score:.6g}", own_reward=score)
                     if not math.isfinite(score):
-                        grade = Grade(Outcome.CRASHED, None, f"the reward model gives {score}", own_reward=0.0)
+                        grade = Grade(Outcome.CRASHED, None, f"the reward model gives {score}", own_reward=math.nan)
                     elif len(ids) < total:
                         grade = grade.saying(f"its last {len(ids)} of {total} tokens")
                     grades[request] = grade

@@ -20,9 +20,10 @@ from luffy.environments.episodes import Episode, EpisodePlayer, Segment, context
 from luffy.environments.limits import run_in_loop
 from luffy.environments.live_episode import EpisodeStart, FailedEpisode, called
 from luffy.environments.rubric import EpisodeScorer, GroupView
+from luffy.errors import ConfigError
 from luffy.grading.request import TOKENS, Grade, Grader, GradeRequest, Problem, require_verdicts
 from luffy.rollout.engine import Completion, RolloutEngine, RolloutRequest, SamplingParams, StopTexts
-from luffy.types import FinishReason, Group, Hint, Message, Outcome, Source, Trajectory
+from luffy.types import WITHOUT_REWARD, FinishReason, Group, Hint, Message, Outcome, Source, Trajectory
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,8 +116,8 @@ class Row:
 
     @property
     def has_failed(self) -> bool:
-        """Whether the environment failed, so that there is nothing to grade."""
-        return self.finish_reason is FinishReason.ENVIRONMENT_ERROR
+        """Whether the environment failed, so that there is nothing to grade, or the user's reward function."""
+        return self.finish_reason in WITHOUT_REWARD
 
     @property
     def given_ids(self) -> tuple[int, ...]:
@@ -260,6 +261,11 @@ GradedRows = Sequence[tuple[Row, Grade]]
 _NO_GRADE = Grade(Outcome.NO_ANSWER, reason="interrupted")
 
 
+def _with_grade(row: Row, grade: Grade) -> tuple[Row, Grade]:
+    """A reward of 0 for an answer on which the user's function failed would train the policy on its faults."""
+    return (replace(row, finish_reason=FinishReason.GRADER_ERROR) if math.isnan(grade.reward) else row), grade
+
+
 def with_group_measures(
     scorer: EpisodeScorer, tasks: Sequence[RolloutTask], groups: Sequence[GradedRows]
 ) -> list[GradedRows]:
@@ -319,6 +325,8 @@ class RowSampler:
     overlong: OverlongConfig | None = None
     step_tokens: int | None = None
     grading: BusyTime = field(default_factory=BusyTime)
+    _graded_in_all: int = 0
+    _without_reward: int = 0
 
     def __post_init__(self) -> None:
         assert self.player is None or self.stops is None, "the turns of an episode end with the stop token"
@@ -375,6 +383,17 @@ class RowSampler:
         is_interrupted = has_room and completion.finish_reason is FinishReason.LENGTH
         return FinishReason.INTERRUPTED if is_interrupted else completion.finish_reason
 
+    def _refuse_broken_functions(self, grades: Sequence[Grade]) -> None:
+        """Raise ConfigError with what the user's reward function says where it failed for most responses so far."""
+        failed = [grade for grade in grades if math.isnan(grade.reward)]
+        self._graded_in_all += len(grades)
+        self._without_reward += len(failed)
+        if failed and self._without_reward > self._graded_in_all / 2:
+            raise ConfigError(
+                f"grading: {self._without_reward} of {self._graded_in_all} responses have no reward: "
+                f"{failed[0].reason}; mend the function"
+            )
+
     def _graded(self, tasks: Sequence[RolloutTask], rows: Sequence[Sequence[Row]]) -> list[list[Trajectory]]:
         requests = [
             GradeRequest(
@@ -392,9 +411,10 @@ class RowSampler:
             grades = self.grader.grade(requests)
         # A reward of 0 for every answer would train the policy on the judge's absence.
         require_verdicts(grades, "responses", "the same command resumes after the last checkpoint")
+        self._refuse_broken_functions(grades)
         each = iter(grades)
         graded: list[GradedRows] = [
-            [(row, _NO_GRADE if row.is_interrupted else next(each)) for row in found] for found in rows
+            [_with_grade(row, _NO_GRADE if row.is_interrupted else next(each)) for row in found] for found in rows
         ]
         if self.player is not None and self.player.scorer.measures_groups:
             graded = with_group_measures(self.player.scorer, tasks, graded)
@@ -402,8 +422,10 @@ class RowSampler:
         def trajectory(row: Row, grade: Grade) -> Trajectory:
             if row.is_interrupted:
                 return row.trajectory(grade, math.nan)
+            if row.has_failed:
+                return row.trajectory(grade, 0.0)
             reward = grade.reward
-            if self.player is not None and not row.has_failed:
+            if self.player is not None:
                 reward = self.player.scorer.reward(reward, row.measured)
             if self.overlong is not None and not row.is_whole_trace:
                 reward += self.overlong.punishment(len(row.token_ids), self.params.max_response_tokens)
