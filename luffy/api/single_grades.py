@@ -15,7 +15,7 @@ from luffy.grading.request import Grade, GradeRequest, Problem
 
 def grade(
     response: str,
-    reference: str,
+    reference: str | float,
     grader: str | Mapping[str, object] | GraderKind = "math",
     *,
     question: str = "",
@@ -31,7 +31,7 @@ def grade(
     """
     kind = grader if not isinstance(grader, str | Mapping) else _kind(grader)
     request = GradeRequest(
-        response, reference, Problem(question, extra_info={"options": list(options)}), kind, measures or {}
+        response, str(reference), Problem(question, extra_info={"options": list(options)}), kind, measures or {}
     )
     if functions_of(kind):  # the user's code, which may have been edited since the last call
         with GraderPool(1, GradingConfig().timeout_s, others=[kind]) as pool:

@@ -384,11 +384,11 @@ class RowSampler:
         return FinishReason.INTERRUPTED if is_interrupted else completion.finish_reason
 
     def _refuse_broken_functions(self, grades: Sequence[Grade]) -> None:
-        """Raise ConfigError with what the user's reward function says where it failed for most responses so far."""
+        """Raise ConfigError, with what the function says, where it failed for three quarters of all responses."""
         failed = [grade for grade in grades if math.isnan(grade.reward)]
         self._graded_in_all += len(grades)
         self._without_reward += len(failed)
-        if failed and self._without_reward > self._graded_in_all / 2:
+        if failed and 4 * self._without_reward >= 3 * self._graded_in_all:
             raise ConfigError(
                 f"grading: {self._without_reward} of {self._graded_in_all} responses have no reward: "
                 f"{failed[0].reason}; mend the function"

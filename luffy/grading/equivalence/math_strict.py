@@ -12,7 +12,7 @@ from sympy import Basic, E, Eq, Expr, I, MatrixBase, N, Symbol, nan, simplify, z
 from sympy.core.relational import Relational
 
 from luffy.grading.equivalence.statement import bases, brackets, elements
-from luffy.grading.equivalence.text import compact, number, strict_text, without_unit, without_variable
+from luffy.grading.equivalence.text import SCALES, compact, number, strict_text, without_unit, without_variable, words
 from luffy.grading.equivalence.values import matched
 from luffy.grading.extract import last_box
 from luffy.types import Outcome
@@ -49,6 +49,8 @@ def _same_units(left: str, right: str) -> tuple[str, str]:
     (answer, unit), (reference, wanted) = without_unit(left), without_unit(right)
     if len(elements(left)) > 1 and len(elements(right)) > 1 and number(answer) is None:
         return left, right  # the last element's unit is not that of the others
+    if unit != wanted and SCALES.keys() & {*words(unit), *words(wanted)}:
+        return left, right
     if bool(unit) != bool(wanted) or unit == wanted:
         return answer, reference
     return left, right

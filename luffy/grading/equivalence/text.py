@@ -117,7 +117,7 @@ def unadorned(text: str) -> str:
     text = text.strip()
     for _ in range(_MAX_LAYERS):
         text = _peeled(text) or text
-    return text
+    return _BARE_COMMAND.sub(r"\\\1", text)
 
 
 def _peeled(text: str) -> str:
@@ -170,6 +170,8 @@ PERCENT_WORD = re.compile(r"(?<=[0-9])\s*(?:percentage|percent|pct)$")
 _SHORT_FRACTION = re.compile(r"\\frac\s*([0-9])\s*([0-9])(?![0-9])")
 _SHORT_ROOT = re.compile(r"\\sqrt\s*([0-9a-zA-Z])")
 _VARIABLE = re.compile(r"^[A-Za-z](?:_\{?\w+\}?)?(?:\([a-z]\))?\s*=\s*(?=[^=]+$)")
+_BARE_COMMAND = re.compile(r"(?<![A-Za-z\\])(sqrt|d?frac)(?=\s*\{)")
+"""A command without its backslash."""
 _GROUPED = re.compile(r"[+-]?[0-9]{1,3}(?:[, ][0-9]{3})+(?:\.[0-9]+)?")
 _DECIMAL = re.compile(r"[+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)")
 _TIMES_TEN = re.compile(r"(.+?)(?:\\times|\\cdot|\*)\s*10\s*\^\s*\{?\s*([+-]?[0-9]{1,3})\s*\}?")
@@ -182,7 +184,7 @@ MAX_EXPONENT = 400
 @lru_cache(maxsize=256)
 def strict_text(text: str) -> str:
     """Return `text` without its layout."""
-    text = readable(_DOUBLED.sub(r"\\", text))
+    text = _BARE_COMMAND.sub(r"\\\1", readable(_DOUBLED.sub(r"\\", text)))
     for replacement, layout in _REPLACED.items():
         for found in layout:
             text = text.replace(found, replacement)
@@ -305,6 +307,12 @@ def split_noun(text: str) -> tuple[str, str]:
     if match is None or not is_noun(match["noun"], bool(match["space"]) and not match["value"].endswith("\\pi")):
         return text, ""
     return match["value"].strip(), match["noun"].strip()
+
+
+def without_groups(text: str) -> str:
+    """Return `1200 people` for `1,200 people`: a number that stands before a noun without its commas."""
+    value, noun = split_noun(text)
+    return f"{value.replace(',', '')} {noun}" if noun and _GROUPED.fullmatch(value) else text
 
 
 def is_noun(letters: str, is_spaced: bool) -> bool:

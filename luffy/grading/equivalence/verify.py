@@ -31,6 +31,7 @@ from luffy.grading.equivalence.text import (
     split_noun,
     strict_text,
     unadorned,
+    without_groups,
     without_unit,
     without_upright_units,
     without_variable,
@@ -69,7 +70,7 @@ def verify_answer(answer: str, ground_truth: str) -> Outcome:
 
     May take forever, exhaust its memory or crash the interpreter: `9^{9^{9^9}}` is a legal answer.
     """
-    answer = unadorned(answer)
+    answer, ground_truth = without_groups(unadorned(answer)), without_groups(ground_truth)
     known = _by_money(answer, ground_truth)
     if known is not None:
         return known

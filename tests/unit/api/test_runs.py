@@ -129,6 +129,7 @@ def test_names_are_there_and_nothing_heavy_is_loaded_for_them():
     [
         (r"so \boxed{\frac{1}{2}}", "0.5", "math", 1),
         ("it is 1/2", "0.5", "math", 0),
+        (r"\boxed{5}", 5, "math", 1),
         ("it is 1/2", "0.5", {"kind": "math", "boxed": "preferred"}, 1),
         (r"\boxed{b}", "B", "choice", 1),
         ("four", "2", {"kind": "custom", "function": "mine_for_api:length"}, 0.4),

@@ -12,6 +12,9 @@ from luffy.types import Outcome
 
 WRONG = [
     # gold, answer
+    ("1200", "1,300 people"),
+    ("1200", "1,200 million"),
+    (r"\sqrt{17}", "sqrt{19}"),
     ("52_8", "528"),
     (r"\frac{1}{2004!}", r"\frac{1}{2006!}"),
     ("2^{-99}", "2^{-98}"),
@@ -85,6 +88,11 @@ WRONG = [
     (r"\text{A is taller}", r"\text{C is taller}"),
 ]
 RIGHT = [
+    ("1200", "1,200 people"),
+    ("70000", "70,000 dollars"),
+    ("1200 books", "1,200 books"),
+    (r"\sqrt{17}", "sqrt{17}"),
+    (r"\frac{\sqrt{17}}{2}", r"frac{sqrt{17}}{2}"),
     ("6+9i", "6+9 i"),
     ("11", "11."),
     (r"1\,234", "1234"),

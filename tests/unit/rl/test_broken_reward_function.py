@@ -96,5 +96,5 @@ def test_a_combination_that_the_function_could_decide_has_no_reward_either(kind,
 
 def test_a_function_that_fails_for_most_responses_ends_the_stage_in_one_line(own_function):
     own_function("raise ValueError('no 9 here')")
-    with refused("2 of 3", "broken_reward:score raised ValueError: no 9 here", error=ConfigError):
-        collected(OWN, BROKEN, WRONG, BROKEN)
+    with refused("3 of 4", "broken_reward:score raised ValueError: no 9 here", error=ConfigError):
+        collected(OWN, BROKEN, WRONG, BROKEN, BROKEN)
