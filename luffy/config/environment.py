@@ -155,7 +155,8 @@ class CustomEnvironment(StrictModel):
     factory: ImportPath
     """`package.module:Class`, called with `options` for every episode."""
     version: NonNegativeInt = 0
-    """The class's module is part of a stage's identity, what it imports is not: increase this when it changes."""
+    """The class's module and what it imports of the user's own are part of a stage's identity. Increase this when
+    anything else changes that it depends on."""
     options: dict[str, int | float | bool | str | None] = Field(default={})
     instructions: str = ""
     """Added to the system message of every prompt."""

@@ -67,7 +67,8 @@ class CustomGrader(StrictModel):
     function: ImportPath
     """`package.module:function`, importable from the working directory or the environment."""
     version: NonNegativeInt = 0
-    """The function's module is part of a stage's identity, what it imports is not: increase this when it changes."""
+    """The function's module and what it imports of the user's own are part of a stage's identity. Increase this when
+    anything else changes that it depends on."""
     correct_from: float = 1.0
     """The lowest score that counts as correct; the score itself is the reward."""
     completion: Literal["messages", "text"] = "messages"

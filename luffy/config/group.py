@@ -100,7 +100,7 @@ class CustomAdvantage(_Advantage):
     population: ClassVar[Literal["joint"]] = "joint"
     function: ImportPath
     """`package.module:function`, importable from the working directory or the environment. The module is part of the
-    stage's key, what it imports is not."""
+    stage's key, with what it imports of the user's own."""
     options: dict[str, int | float | bool | str | None] = Field(default={})
     """Keyword arguments of the function."""
 

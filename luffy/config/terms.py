@@ -443,7 +443,7 @@ class CustomLoss(StrictModel):
     kind: Literal["custom"]
     function: ImportPath
     """`package.module:function`, importable from the working directory or the environment. The module is part of the
-    stage's key, what it imports is not."""
+    stage's key, with what it imports of the user's own."""
     reads: tuple[CustomInput, ...] = ("advantage",)
     """What the function reads besides `logp_BT`, `logp_old_BT` and `selected_BT`. `advantage`: the term is a policy
     gradient, and counts in the joint denominator. `entropy`: with gradient. `temperature_one`: `untempered_logp_BT` and
