@@ -377,7 +377,9 @@ def start_run(
             run = ExperimentRun(experiment, directory, command, stopped)
             run.record("running")
             for name, patch in uncommitted_changes(experiment.workspace.root).items():
-                (directory / f"uncommitted-{name}.patch").write_bytes(patch)
+                file = directory / f"uncommitted-{name}.patch"
+                file.touch(mode=0o600)
+                file.write_bytes(patch)
         if current_engine_process() is None:  # many runs at a time share one
             stack.enter_context(EngineProcess().use())
         try:

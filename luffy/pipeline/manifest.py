@@ -15,6 +15,7 @@ from contextlib import suppress
 from datetime import datetime
 from importlib import metadata
 from pathlib import Path
+from stat import S_IROTH
 
 import psutil
 from pydantic import ConfigDict, ValidationError
@@ -29,7 +30,10 @@ from luffy.files import refuse_special, write_atomic
 MANIFEST_FILE = "manifest.json"
 _PACKAGES = ("torch", "transformers", "deepspeed", "ray", "vllm", "math-verify", "pyarrow", "numpy", "prefect")
 _REPOSITORY = Path(__file__).resolve().parents[2]
-_CODE = ("*.py", "*.yaml", "*.yml", "*.toml", "*.jinja", "*.sh")
+_CODE = ("*.py", "*.jinja")
+_SETTLED = ("core.fsmonitor=false", f"core.hooksPath={os.devnull}")
+"""Settings of git under which a repository of others runs no program of its own."""
+_DIFF = ("diff", "--no-ext-diff", "--no-textconv", "--ignore-submodules=all", "--binary")
 _MAX_PATCH_BYTES = 10**7
 _GIT_S = 10.0
 
@@ -204,7 +208,8 @@ def uncommitted_changes(leaving_out: Path) -> dict[str, bytes]:
     """By the name of each repository, of this code and of the working directory, a patch on its last commit.
 
     `git apply` restores it. Files that git does not know are in it if they are code (`_CODE`) outside of `leaving_out`,
-    up to 10 MB. Empty without git.
+    up to 10 MB. Files that others may not read, such as keys, are not, nor are those that a filter of git's writes
+    (`git lfs`): the filter would be run. Empty without git.
     """
     patches: dict[str, bytes] = {}
     own = (_REPOSITORY,) if (_REPOSITORY / ".git").exists() else ()
@@ -212,19 +217,33 @@ def uncommitted_changes(leaving_out: Path) -> dict[str, bytes]:
         top = Path(_git(folder, "rev-parse", "--show-toplevel").decode().strip() or os.devnull)
         if not top.is_dir() or top.name in patches:
             continue
-        patch = _git(top, "diff", "--binary", "HEAD")
+        filters = _git(top, "config", "--name-only", "--get-regexp", r"^filter\..*\.(clean|process)$").decode()
+        written = {f":(exclude,attr:filter={line.split('.', 1)[1].rpartition('.')[0]})" for line in filters.split()}
+        changed = _git(top, *_DIFF, "--name-only", "-z", "HEAD", "--", ".", *written).split(b"\0")
+        shown = [name for name in map(os.fsdecode, filter(None, changed)) if not _is_private(top / name)]
+        patch = _git(top, *_DIFF, "HEAD", "--", *(f":(literal){name}" for name in shown)) if shown else b""
         for name in filter(None, _git(top, "ls-files", "-z", "--others", "--exclude-standard", *_CODE).split(b"\0")):
             path = top / os.fsdecode(name)
-            if not path.is_relative_to(leaving_out) and len(patch) + path.stat().st_size <= _MAX_PATCH_BYTES:
-                patch += _git(top, "diff", "--binary", "--no-index", "--", os.devnull, os.fsdecode(name))
+            if path.is_relative_to(leaving_out) or _is_private(path):
+                continue
+            if len(patch) + path.stat().st_size <= _MAX_PATCH_BYTES:
+                patch += _git(top, *_DIFF, "--no-index", "--", os.devnull, os.fsdecode(name))
         patches[top.name] = patch
     return {name: patch for name, patch in patches.items() if patch}
 
 
+def _is_private(path: Path) -> bool:
+    return path.exists() and not path.stat().st_mode & S_IROTH
+
+
 def _git(folder: Path, *arguments: str) -> bytes:
-    """What git prints; nothing where it fails, which two files that differ are not."""
+    """What git prints; nothing where it fails, which two files that differ are not.
+
+    The repository may be a stranger's, whose configuration names programs.
+    """
+    command = ["git", *(word for setting in _SETTLED for word in ("-c", setting)), *arguments]
     try:
-        done = subprocess.run(["git", *arguments], cwd=folder, capture_output=True, check=False, timeout=_GIT_S)
+        done = subprocess.run(command, cwd=folder, capture_output=True, check=False, timeout=_GIT_S)
     except (OSError, subprocess.TimeoutExpired):  # not installed, or a huge tree
         return b""
     return done.stdout if done.returncode in (0, 1) else b""
