@@ -38,6 +38,7 @@ LOOPBACK = "127.0.0.1"
 AUTH_VARIABLE = "PREFECT_SERVER_API_AUTH_STRING"
 """Environment variable with the `name:password` that the server requires."""
 _CLIENT = "PREFECT_API_AUTH_STRING"
+_FILES_VARIABLE = "LUFFY_PREFECT_FILES"
 _MIN_PASSWORD = 12
 _API_VARIABLE = "PREFECT_API_URL"
 NO_TELEMETRY = {"PREFECT_SERVER_ANALYTICS_ENABLED": "false", "DO_NOT_TRACK": "1"}
@@ -56,7 +57,16 @@ _PORT_TRIES = 100
 
 
 def set_environment(home: Path, *, debug: bool) -> None:
-    """Point Prefect at `home` and keep its logs off the terminal; what the user has set stays."""
+    """Point Prefect at `home` and keep its logs off the terminal; what the user has set stays.
+
+    UserError where the working directory has settings of Prefect's, which can run programs and send data away, unless
+    the environment says that they count.
+    """
+    if (found := _settings_of_the_folder()) and not os.environ.get(_FILES_VARIABLE):
+        raise UserError(
+            f"{found.absolute()} has settings of Prefect's, with which whoever made the folder could run programs; "
+            f"remove them or give them in the environment (PREFECT_API_URL=...), or let them count: {_FILES_VARIABLE}=1"
+        )
     home.mkdir(parents=True, exist_ok=True)
     os.environ.setdefault("PREFECT_HOME", str(home))
     for name, value in _DEFAULTS.items():
@@ -249,6 +259,18 @@ def share_auth_string() -> None:
             del os.environ[name]
     if value := os.environ.get(AUTH_VARIABLE):
         os.environ.setdefault(_CLIENT, value)
+
+
+def _settings_of_the_folder() -> Path | None:
+    """The first file of the working directory from which Prefect would take settings."""
+    variables, own, project = Path(".env"), Path("prefect.toml"), Path("pyproject.toml")
+    if own.exists():
+        return own
+    if "prefect" in _toml(project).get("tool", {}):
+        return project
+    with suppress(OSError):
+        return variables if "PREFECT_" in variables.read_text(encoding="utf-8", errors="replace").upper() else None
+    return None
 
 
 def _toml(path: Path) -> dict[str, Any]:

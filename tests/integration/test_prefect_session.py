@@ -1,6 +1,6 @@
 """The API that a flow uses: the configured one when it answers, else an embedded server.
 
-`test_random_kills` shows that the server dies with its flow.
+`test_chain_struck` shows that the server dies with its flow.
 """
 
 import json
@@ -17,12 +17,13 @@ import httpx
 import pytest
 from support.patience import PATIENCE_S
 from support.prefect_api import place_empty_database
+from support.refusals import refused
 from synthetic.endpoint import Endpoint, Reply
 
 from luffy.errors import LuffyError
 from luffy.flows import prefect_api as api_module
 from luffy.flows.launch import call_flow
-from luffy.flows.prefect_api import answers, configured_api, free_port, prefect_api
+from luffy.flows.prefect_api import answers, configured_api, free_port, prefect_api, set_environment
 from luffy.pipeline.lock import stage_lock
 
 
@@ -47,6 +48,20 @@ def test_the_environment_wins_over_the_project_over_the_profile(project, monkeyp
     assert configured_api() == "http://file/api"
     monkeypatch.setenv("PREFECT_API_URL", "http://environment/api")
     assert configured_api() == "http://environment/api"
+
+
+@pytest.mark.parametrize(
+    ("file", "text"),
+    [
+        ("prefect.toml", '[logging]\nconfig_path = "own.yml"'),
+        ("pyproject.toml", '[tool.prefect.logging]\nconfig_path = "own.yml"'),
+        (".env", "prefect_logging_config_path=own.yml"),
+    ],
+)
+def test_settings_of_prefects_in_a_folder_run_nothing_unless_the_environment_lets_them_count(project, file, text):
+    (project / file).write_text(text)
+    with refused(file, "LUFFY_PREFECT_FILES=1"):
+        set_environment(project / "home", debug=False)
 
 
 @pytest.mark.parametrize("holder", ["this machine", "another-host", "damaged", None])
