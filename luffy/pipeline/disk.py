@@ -14,6 +14,7 @@ READ_ONLY = "is read-only"
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _READ_ONLY = (errno.EROFS,)
 _FORBIDDEN = (errno.EACCES, errno.EPERM)
+_MISPLACED = (errno.EEXIST, errno.ENOTDIR, errno.ELOOP)
 # Messages of libraries that drop the error number: safetensors, and errors relayed from another process.
 _FULL_WORDS = ("No space left on device", "os error 28", "Disk quota exceeded", "os error 122")
 _READ_ONLY_WORDS = ("Read-only file system", "os error 30")
@@ -59,9 +60,10 @@ def usable(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno not in (*_FULL, *_READ_ONLY, *_FORBIDDEN):
+        if error.errno not in (*_FULL, *_READ_ONLY, *_FORBIDDEN, *_MISPLACED):
             raise
         remedy = "free space (luffy gc lists what to delete), or " if error.errno in _FULL else ""
+        remedy = "remove what is in the place of a folder, or " if error.errno in _MISPLACED else remedy
         raise WorkspaceError(
             f"workspace: {error.filename or path}: {error.strerror}; {remedy}give another with --workspace"
         ) from None

@@ -93,7 +93,9 @@ def lock_if_free(directory: Path) -> Iterator[bool]:
     """Holds the lock of `directory` inside the block if it is free; yields whether it is held. Creates no file."""
     try:
         file = (directory / LOCK_FILE).open("r+b")
-    except FileNotFoundError:
+    except PermissionError:
+        raise
+    except OSError:
         yield True  # no stage has ever begun here
         return
     with file:
@@ -106,7 +108,9 @@ def holder_of(directory: Path) -> str | None:
         with (directory / LOCK_FILE).open("rb") as file:
             is_free = try_lock(file.fileno(), fcntl.LOCK_SH)
             return None if is_free else _name_in(file.fileno()) or "another process"
-    except FileNotFoundError:
+    except PermissionError:
+        raise
+    except OSError:  # no stage has ever begun here; the place may be a file's, or a link's to itself
         return None
 
 

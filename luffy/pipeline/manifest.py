@@ -124,7 +124,9 @@ def read_manifest(directory: Path) -> Manifest | None:
     try:
         text = (directory / MANIFEST_FILE).read_text(encoding="utf-8")
         return Manifest.model_validate_json(text)
-    except (FileNotFoundError, NotADirectoryError, UnicodeDecodeError, ValidationError):
+    except PermissionError:
+        raise
+    except (OSError, UnicodeDecodeError, ValidationError):  # also a folder of that name, or a link to itself
         return None
 
 

@@ -72,10 +72,14 @@ class Condition:
 
 def examine(directory: Path, key: str, consumed: Mapping[str, str], *, verify: bool = False) -> Condition:
     """The condition of `directory` for the stage `key` whose inputs now have the digests `consumed`."""
+    if os.path.lexists(directory) and not directory.is_dir():
+        return Condition(False, "a file or a broken link is in the place of its folder")
     manifest = read_manifest(directory)
     record = manifest or read_identity(directory)
-    if record is None and (directory / IDENTITY_FILE).exists():
+    if record is None and os.path.lexists(directory / IDENTITY_FILE):
         return Condition(False, f"{IDENTITY_FILE} is not readable", _all_entries(directory))
+    if record is None and os.path.lexists(directory / MANIFEST_FILE):
+        return Condition(False, f"{MANIFEST_FILE} is not readable", (MANIFEST_FILE,))
     if record is None:
         return Condition(False)  # not a stage: it keeps all its files
     if record.key != key:
@@ -84,7 +88,7 @@ def examine(directory: Path, key: str, consumed: Mapping[str, str], *, verify: b
     if changed:
         return Condition(False, f"{', '.join(changed)} came out differently", _all_entries(directory))
     if manifest is None:
-        if (directory / MANIFEST_FILE).exists():
+        if os.path.lexists(directory / MANIFEST_FILE):
             return Condition(False, f"{MANIFEST_FILE} is not readable", _all_entries(directory))
         newest = newest_checkpoint(directory)
         return Condition(False, step=newest[0] if newest else 0)
@@ -203,7 +207,10 @@ def clear(directory: Path, condition: Condition) -> None:
     What killed writes and deletions left is removed, too: in `model/` it would become part of the result.
     """
     if IDENTITY_FILE in condition.stale:
-        with (directory / IDENTITY_FILE).open("wb") as file:
+        identity = directory / IDENTITY_FILE
+        if not identity.is_file():
+            delete(identity)
+        with identity.open("wb") as file:
             os.fsync(file.fileno())
     for name in sorted(condition.stale, key=lambda name: (name == IDENTITY_FILE, name != MANIFEST_FILE)):
         delete(directory / name)
