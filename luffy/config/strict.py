@@ -24,13 +24,17 @@ Share = Annotated[float, Field(ge=0.0, le=1.0)]
 PositiveShare = Annotated[float, Field(gt=0.0, le=1.0)]
 ShareBelowOne = Annotated[float, Field(ge=0.0, lt=1.0)]
 Fraction = Annotated[float, Field(gt=0.0, lt=1.0)]
-Name = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$")]
-RunName = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9_.-]*$")]
+_LONGEST_NAME = 100
+"""A file system takes 255 bytes, with what is put before and after."""
+Name = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$", max_length=_LONGEST_NAME)]
+RunName = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9_.-]*$", max_length=_LONGEST_NAME)]
+_MOST = 2**63 - 1
+"""What files, libraries and counters hold."""
 
 
 def run_name(text: str) -> str:
     """A `RunName` that resembles `text`."""
-    return re.sub(r"[^a-z0-9_.-]+", "-", text.lower()).strip("-._") or "model"
+    return re.sub(r"[^a-z0-9_.-]+", "-", text.lower()).strip("-._")[:_LONGEST_NAME] or "model"
 
 
 ImportPath = Annotated[str, Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")]
@@ -61,6 +65,9 @@ class StrictModel(BaseModel):
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
+        for name in type(self).model_fields:
+            if isinstance(value := getattr(self, name), int) and abs(value) > _MOST:
+                raise ValueError(f"{name} {value:.0e} is beyond {_MOST:.0e}, the largest number that is possible")
         for complaint in self._complaints():
             raise ValueError(complaint)
         return self

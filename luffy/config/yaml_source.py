@@ -39,6 +39,12 @@ class _Keys:
                 key.tag = "tag:yaml.org,2002:str"
         return super().construct_mapping(node, deep)  # type: ignore[misc]
 
+    def construct_scalar(self, node: yaml.ScalarNode) -> Any:
+        text = super().construct_scalar(node)  # type: ignore[misc]
+        if any("\ud800" <= character <= "\udfff" for character in text):
+            raise yaml.constructor.ConstructorError(None, None, "half a character (a lone surrogate)", node.start_mark)
+        return text
+
 
 class _Loader(_Keys, _FastSafeLoader):
     """Loader with YAML 1.2 floats and keys, by libyaml, which is several times as fast as PyYAML's own parser."""
@@ -56,19 +62,34 @@ _NOT_IN_JSON = tuple(f"tag:yaml.org,2002:{name}" for name in ("binary", "omap", 
 """Tags of YAML 1.1 for values that no setting has."""
 
 
+_NO_NUMBERS = ("1:30", "1:30.5")
+"""What YAML 1.1 reads as 90; by its patterns `010` is eight. Where a number is wanted both are refused."""
+
+
 for _side in (_Loader, _ExplainingLoader, _Dumper):
     _side.add_implicit_resolver(
         "tag:yaml.org,2002:float",
-        re.compile(r"^[-+]?(?:[0-9][0-9_]*\.[0-9_]*|\.[0-9]+|[0-9]+(?=[eE]))(?:[eE][-+]?[0-9]+)?$"),
+        re.compile(
+            r"^[-+]?(?:[0-9][0-9_]*\.[0-9_]*|\.[0-9]+|[0-9]+(?=[eE]))(?:[eE][-+]?[0-9]+)?$|^[-+]?\.(?:inf|Inf|INF)$|^\.(?:nan|NaN|NAN)$"
+        ),
         list("-+0123456789."),
     )
 
 for _reader in (_Loader, _ExplainingLoader):
     # A date such as 2026-01-31 is text, for example an experiment's name.
     _reader.yaml_implicit_resolvers = {
-        first: [(tag, pattern) for tag, pattern in known if tag not in _NOT_IN_JSON]
+        first: [
+            (tag, pattern)
+            for tag, pattern in known
+            if tag not in _NOT_IN_JSON and not any(map(pattern.match, _NO_NUMBERS))
+        ]
         for first, known in _reader.yaml_implicit_resolvers.items()
     }
+    _reader.add_implicit_resolver(
+        "tag:yaml.org,2002:int",
+        re.compile(r"^[-+]?(?:0|[1-9][0-9_]*|0x[0-9a-fA-F]+)$"),
+        list("-+0123456789"),
+    )
     _reader.yaml_constructors = {
         tag: construct for tag, construct in _reader.yaml_constructors.items() if tag not in _NOT_IN_JSON
     }
@@ -83,7 +104,7 @@ def _parse(text: str) -> tuple[yaml.Node | None, Value]:
     """The nodes of `text` and its value; yaml.YAMLError also for what PyYAML reads and Python cannot hold."""
     try:
         return _parse_by(_Loader, text)
-    except yaml.YAMLError:
+    except (yaml.YAMLError, UnicodeEncodeError):
         return _parse_by(_ExplainingLoader, text)
 
 
