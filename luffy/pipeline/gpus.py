@@ -5,17 +5,18 @@ its death releases it. The stage sees only the GPUs locked for it.
 """
 
 import os
+import stat
 import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from luffy.config import ExperimentConfig
 from luffy.config.settings import GPUS, scored_by
-from luffy.errors import EXIT_INTERRUPTED, ConfigError, LostError, StageFailed
+from luffy.errors import EXIT_INTERRUPTED, ConfigError, LostError, StageFailed, WorkspaceError
 from luffy.pipeline.lock import try_lock
 
 QUEUE = "gpu"
@@ -151,16 +152,30 @@ def _present_gpus(waiting: Waiting, stopped: Stopped) -> tuple[Gpu, ...]:
     )
 
 
+def _make_own(folder: Path) -> None:
+    """Make a folder in the temporary one, where anybody may have put something under its name."""
+    with suppress(FileExistsError):
+        folder.mkdir(mode=0o700)
+    found = folder.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o022:
+        raise WorkspaceError(
+            f"{folder}: holds the locks of GPUs, and is a link, or another user's, or others may write in it; remove it, "
+            "or name another folder in TMPDIR"
+        )
+
+
 def _lock(gpus: Sequence[Gpu], wanted: int, held: ExitStack, waiting: Waiting, stopped: Stopped) -> list[Gpu]:
     """Lock `wanted` GPUs or none, so that two waiting stages cannot deadlock."""
     folder = Path(tempfile.gettempdir()) / f"luffy-gpus-{os.getuid()}"
     announced = False
     while True:
-        folder.mkdir(mode=0o700, exist_ok=True)  # somebody may clean the temporary folder while stages wait
+        _make_own(folder)  # somebody may clean the temporary folder while stages wait
         with ExitStack() as attempt:
             locked: list[Gpu] = []
             for gpu in gpus:
-                descriptor = os.open(folder / f"{gpu.uuid}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+                descriptor = os.open(
+                    folder / f"{gpu.uuid}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600
+                )
                 if not try_lock(descriptor):
                     os.close(descriptor)
                     continue

@@ -1,5 +1,7 @@
 """What is no result in the place of one: a miss with its reason, and at worst one line."""
 
+import os
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -7,6 +9,7 @@ from support.refusals import refused
 from support.stages import execute, opened
 
 from luffy.errors import WorkspaceError
+from luffy.pipeline.gpus import own_gpus
 
 
 def loop(path: Path) -> None:
@@ -36,3 +39,25 @@ def test_what_is_misplaced_is_a_miss_with_its_reason(tmp_path, name, make, reaso
     else:
         with refused(str(directory), "remove", error=WorkspaceError):
             execute(experiment, "prepare_data")
+
+
+@pytest.mark.parametrize(
+    "place",
+    [
+        lambda folder: folder.symlink_to(folder.parent),
+        lambda folder: folder.touch(),
+        lambda folder: folder.mkdir(mode=0o777),
+    ],
+    ids=["a link", "a file", "open to all"],
+)
+def test_the_locks_of_gpus_lie_in_a_folder_of_ones_own(tmp_path, monkeypatch, place):
+    (tmp_path / "nvidia-smi").write_text("#!/bin/sh\necho '0, GPU-aa, 81920'\n")
+    (tmp_path / "nvidia-smi").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    old = os.umask(0)
+    place(tmp_path / f"luffy-gpus-{os.getuid()}")
+    os.umask(old)
+    with refused("luffy-gpus", "TMPDIR", error=WorkspaceError), own_gpus(1):
+        pass
