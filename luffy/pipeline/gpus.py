@@ -31,6 +31,7 @@ _QUERY = ["nvidia-smi", "--query-gpu=index,uuid,memory.total", "--format=csv,noh
 _QUERY_NAMES = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
 _QUERY_TIMEOUT_S = 10.0
 _MIB_PER_GIB = 1024
+_LOCK_FLAGS = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
 _POLL_S = 1.0
 _DRIVER_PAUSE_S = 5.0
 _DRIVER_QUERIES = 6
@@ -159,8 +160,8 @@ def _make_own(folder: Path) -> None:
     found = folder.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o022:
         raise WorkspaceError(
-            f"{folder}: holds the locks of GPUs, and is a link, or another user's, or others may write in it; remove it, "
-            "or name another folder in TMPDIR"
+            f"{folder}: holds the locks of GPUs, and is a link, or another user's, or others may write in it; remove "
+            "it, or name another folder in TMPDIR"
         )
 
 
@@ -173,9 +174,7 @@ def _lock(gpus: Sequence[Gpu], wanted: int, held: ExitStack, waiting: Waiting, s
         with ExitStack() as attempt:
             locked: list[Gpu] = []
             for gpu in gpus:
-                descriptor = os.open(
-                    folder / f"{gpu.uuid}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600
-                )
+                descriptor = os.open(folder / f"{gpu.uuid}.lock", _LOCK_FLAGS, 0o600)
                 if not try_lock(descriptor):
                     os.close(descriptor)
                     continue

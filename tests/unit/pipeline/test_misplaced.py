@@ -43,11 +43,7 @@ def test_what_is_misplaced_is_a_miss_with_its_reason(tmp_path, name, make, reaso
 
 @pytest.mark.parametrize(
     "place",
-    [
-        lambda folder: folder.symlink_to(folder.parent),
-        lambda folder: folder.touch(),
-        lambda folder: folder.mkdir(mode=0o777),
-    ],
+    [lambda place: place.symlink_to(place.parent), lambda place: place.touch(), lambda place: place.mkdir(mode=0o777)],
     ids=["a link", "a file", "open to all"],
 )
 def test_the_locks_of_gpus_lie_in_a_folder_of_ones_own(tmp_path, monkeypatch, place):
