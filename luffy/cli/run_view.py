@@ -246,5 +246,5 @@ def show_card(directory: Path) -> None:
             say(f"Reference answers of {name}: {tally(source['golds'])}")
     checked, missing = (", ".join(card["benchmarks"][key]) or "none" for key in ("checked", "not_checked"))
     say(f"Training data was checked against: {checked}; not available: {missing}")
-    malformed = f"; each malformed row: {directory / 'quarantine.jsonl'}"
+    malformed = f"; malformed rows: {directory / 'quarantine.jsonl'}"
     say(f"The whole card: {directory / 'card.md'}{malformed if any(s['malformed'] for s in sources.values()) else ''}")

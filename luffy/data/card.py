@@ -1,7 +1,6 @@
 """The data card: where each prepared file came from, and what was removed and why."""
 
 import json
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TypeVar
@@ -32,7 +31,7 @@ class SourceCard:
     rows_in: int
     rows_out: int
     quarantined: int
-    """Malformed rows, all of them in `quarantine.jsonl`."""
+    """Malformed rows, the first thousand of them in `quarantine.jsonl`."""
     malformed: Mapping[str, int]
     """Malformed rows by the field that is wrong; `(line)`: not JSON at all."""
     rejected: Mapping[str, int]
@@ -96,8 +95,8 @@ def source_card(
         inputs=dict(inputs),
         rows_in=statistics.rows_in,
         rows_out=len(prompts),
-        quarantined=len(statistics.quarantined),
-        malformed=_sorted(Counter(str(row["field"]) for row in statistics.quarantined)),
+        quarantined=statistics.malformed.total(),
+        malformed=_sorted(statistics.malformed),
         rejected=_sorted({**statistics.rejected, **selection.rejected}),
         rejected_traces=_sorted(statistics.rejected_traces),
         longest_rejected=_sorted(statistics.longest),

@@ -83,6 +83,12 @@ class FilterJob:
     tokenizer is built included, since the result depends on all of them."""
 
 
+_MOST_QUARANTINED = 1000
+"""Malformed rows of a source that `quarantine.jsonl` shows: 4 kB of parquet may hold 300,000 of them."""
+_QUARANTINED_SIZE = 1000
+"""What one takes of a shard, in characters."""
+
+
 @dataclass(slots=True)
 class ShardStatistics:
     """What happened to the rows of a shard, or of a whole source."""
@@ -97,7 +103,10 @@ class ShardStatistics:
     authors: Counter[str] = field(default_factory=Counter)
     """Traces that passed; `data_sources`: rows that passed."""
     data_sources: Counter[str] = field(default_factory=Counter)
+    malformed: Counter[str] = field(default_factory=Counter)
+    """Malformed rows by the field at fault."""
     quarantined: list[dict[str, object]] = field(default_factory=list)
+    """The first thousand of them."""
     samples: list[dict[str, object]] = field(default_factory=list)
     hits: list[dict[str, object]] = field(default_factory=list)
     golds: Counter[str] = field(default_factory=Counter)
@@ -112,6 +121,7 @@ class ShardStatistics:
             mine, theirs = getattr(self, part.name), getattr(other, part.name)
             mine.update(theirs) if isinstance(mine, Counter) else mine.extend(theirs)
         self.longest = longest
+        del self.quarantined[_MOST_QUARANTINED:]
         return self
 
     def add_gold(self, uid: str, gold: Gold) -> None:
@@ -138,7 +148,7 @@ def filter_source(source: TraceSource, job: FilterJob, folder: Path, num_workers
 
     def unfinished() -> Iterator[Shard]:
         nonlocal count
-        chunks = chunked(source.rows(), lambda row: text_size(row) if isinstance(row, Prompt) else len(row.reason))
+        chunks = chunked(source.rows(), lambda row: text_size(row) if isinstance(row, Prompt) else _QUARANTINED_SIZE)
         for count, rows in enumerate(chunks, start=1):
             if not _file(folder, count - 1, "json").is_file():
                 yield count - 1, rows
@@ -276,7 +286,9 @@ def _work(index: int, rows: list[Row]) -> None:
 
 def _statistics(rows: Sequence[Row], judged: Sequence[FilteredRow], samples: int) -> ShardStatistics:
     statistics = ShardStatistics(rows_in=len(rows))
-    statistics.quarantined = [asdict(row) for row in rows if isinstance(row, QuarantinedRow)]
+    malformed = [row for row in rows if isinstance(row, QuarantinedRow)]
+    statistics.malformed = Counter(row.field for row in malformed)
+    statistics.quarantined = [asdict(row) for row in malformed[:_MOST_QUARANTINED]]
     shown: Counter[str] = Counter()
     for row in judged:
         statistics.outcomes.update(row.outcomes)

@@ -228,7 +228,7 @@ def _finished(
         rejected = statistics.rejected + selection.rejected
         counts = sorted(rejected.items(), key=lambda item: (-item[1], item[0]))
         reasons = ", ".join(f"{count} {reason}" for reason, count in counts)
-        quarantined = f"; {len(statistics.quarantined)} malformed" if statistics.quarantined else ""
+        quarantined = f"; {statistics.malformed.total()} malformed" if statistics.malformed else ""
         raise DataError(
             f"data.{name}: no row is left of {statistics.rows_in}: rejected {reasons}{quarantined}; "
             f"{'; '.join(remedies(rejected, statistics.longest))}"
