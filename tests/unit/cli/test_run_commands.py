@@ -297,7 +297,7 @@ def test_the_summary_of_the_data_counts_and_names_no_row(workspace, tmp_path, ca
     assert "Traces of suites.hard played again in the environment: same 2, different 1\n" in out
     assert "Reference answers of suites.hard: meets itself 5, fails 1\n" in out
     assert "Training data was checked against: suites.hard; not available: aime24\n" in out
-    assert f"The whole card: {tmp_path / 'card.md'}; each malformed row: {tmp_path / 'quarantine.jsonl'}" in out
+    assert f"The whole card: {tmp_path / 'card.md'}; malformed rows: {tmp_path / 'quarantine.jsonl'}" in out
     (tmp_path / "card.json").write_text(json.dumps({**card, "sources": {"suites.hard": suite}}))
     show_card(tmp_path)
     assert "malformed row" not in capsys.readouterr().out
