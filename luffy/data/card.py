@@ -54,6 +54,8 @@ class SourceCard:
     """Traces that were played again in the environment, by result: `same` answers, different ones, or a crash."""
     golds: Mapping[str, int] = field(default_factory=dict)
     """Result of grading reference answers against themselves (`luffy.data.row_filters.check_golds`)."""
+    unread: Mapping[str, int] = field(default_factory=dict)
+    """Columns of its files that are not read, with the number of the first rows (1000 of a file) that have a value."""
     gold_findings: Sequence[Mapping[str, object]] = ()
     hits: Sequence[Mapping[str, object]] = ()
     prompt_tokens: Mapping[str, int] = field(default_factory=dict)
@@ -85,6 +87,7 @@ def source_card(
     inputs: Mapping[str, str],
     statistics: ShardStatistics,
     selection: Selection,
+    unread: Mapping[str, int],
     lengths: tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]],
 ) -> SourceCard:
     """Return the card of one source; `lengths`: token counts of the remaining prompts, and of their traces."""
@@ -108,6 +111,7 @@ def source_card(
         repeats={str(size): count for size, count in selection.repeats().items()},
         replays=_sorted(statistics.replays),
         golds=_sorted(+statistics.golds),
+        unread=unread,
         gold_findings=statistics.gold_findings,
         hits=statistics.hits,
         prompt_tokens=quantiles(prompts),
@@ -162,6 +166,7 @@ def card_markdown(card: DataCard) -> str:
         lines += [f"## {source.name}", ""]
         lines += [f"sha256 of {name}: `{digest}`" for name, digest in source.inputs.items()] + [""]
         counts = {
+            "columns not read": source.unread,
             "malformed rows": source.malformed,
             "rejected rows": source.rejected,
             "rejected traces": source.rejected_traces,

@@ -49,11 +49,13 @@ def structured(text: str) -> object:
 
 
 def as_text(value: object) -> object:
-    """Return a number as text (`27.0` as "27"), None for NaN (a missing cell), anything else unchanged."""
+    """Return a number as text (`27.0` as "27", 0.1 + 0.2 as "0.3"), None for NaN (a missing cell), else `value`."""
     if isinstance(value, float) and math.isnan(value):
         return None
     if isinstance(value, float) and value.is_integer():
         value = int(value)
+    elif isinstance(value, float):
+        value = float(f"{value:.15g}")  # the digits that a double holds for certain
     return str(value) if isinstance(value, int | float) and not isinstance(value, bool) else value
 
 
@@ -147,6 +149,15 @@ _ABILITY = "math"
 _WRITTEN_MESSAGES = re.compile(r"""\s*(?:array\()?\[\s*\{\s*['"](?:role|content|from|value)['"]\s*:""")
 """The start of a list of messages that is written as text."""
 _SHAREGPT = {"human": "user", "gpt": "assistant"}
+_REASONING = ("reasoning_content", "reasoning", "thinking")
+"""What servers and datasets call an assistant's thoughts beside its content."""
+_CALLS = ("tool_calls", "function_call", "images", "audio")
+_LEARNED = ("weight", "loss_mask", "train")
+_RENDERED = re.compile(
+    r"\s*(?:<s>|<bos>|<\|begin_of_text\|>|<｜begin▁of▁sentence｜>)?\s*"
+    r"(<\|im_start\|>|<\|start_header_id\|>|<\|user\|>|\[INST\]|<｜User｜>|<start_of_turn>)"
+)
+"""How texts begin that a chat template has written."""
 _GRADER_NAME = re.compile(r"[a-z][a-z0-9_]*")
 _ROLES = ("system", "user", "assistant", "tool")
 _to_json = json.JSONEncoder(sort_keys=True).encode
@@ -265,8 +276,14 @@ def conversation(value: object, field: str, author: str) -> tuple[tuple[Message,
     messages = _messages(value, field, role_of_text="user")
     if not messages:
         raise RowError(field, "is empty; give at least one message")
+    for message in messages:
+        if message.role != "assistant" and (mark := _RENDERED.match(message.content)):
+            raise RowError(field, f"is already written by a chat template ({mark[1]}); give its messages")
     if messages[-1].role != "assistant":
         return messages, ()
+    last = messages[-1].content
+    if last.rfind("<think>") > last.rfind("</think>"):
+        raise RowError(field, "ends in a turn that an assistant has only begun (<think>); remove the turn")
     solution = _after_question(messages)
     if len(solution) == len(messages):
         raise RowError(field, "holds an assistant's message, and no user's")
@@ -329,8 +346,22 @@ def _messages(value: object, field: str, role_of_text: str) -> tuple[Message, ..
         if role not in _ROLES:
             raise RowError(f"{field}[{index}].role", f"must be one of {', '.join(_ROLES)}, found {_short(role)}")
         content = checked_text(text, f"{field}[{index}].content", may_be_empty=role == "system")
+        reasoning = [found for name in _REASONING if (found := item.get(name))]
+        if reasoning and role == "assistant":
+            content = f"<think>\n{checked_text(reasoning[0], f'{field}[{index}]').strip()}\n</think>\n{content}"
+        _refuse_unread(item, f"{field}[{index}]")
         messages.append(Message(role, content))
     return tuple(messages)
+
+
+def _refuse_unread(message: Mapping[str, object], where: str) -> None:
+    """Raise RowError for what a message says besides its text that would change what is asked or learned."""
+    for name in _CALLS:
+        if message.get(name):
+            raise RowError(f"{where}.{name}", "is not read; write calls into content as the chat template writes them")
+    for name in _LEARNED:
+        if message.get(name) is not None and not message[name]:
+            raise RowError(f"{where}.{name}", "says that the turn is not learned, and each of a trace is; remove it")
 
 
 def _traces(row: Mapping[str, object], author: str) -> tuple[Trace, ...]:

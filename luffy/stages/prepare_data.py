@@ -253,7 +253,11 @@ def _finished(
                 "%s: %d reference answers %s: %s (all in card.json)%s", name, len(uids), meaning, shown, done
             )
     lengths = rows.prompt_tokens[kept], rows.lengths_of_traces(kept)
-    card = source_card(name, source.kind, source.inputs(), statistics, selection, lengths)
+    unread: Mapping[str, int] = getattr(source, "unread", {})
+    if unread:
+        named = ", ".join(f"{column} ({count})" for column, count in unread.items())
+        logger.warning("%s: columns that are not read, with how many of its first rows have a value: %s", name, named)
+    card = source_card(name, source.kind, source.inputs(), statistics, selection, unread, lengths)
     logger.info("%s: %d of %d rows", name, card.rows_out, card.rows_in)
     return card, files
 

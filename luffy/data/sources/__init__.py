@@ -19,6 +19,7 @@ step is decided where prompts are sampled (`luffy.rl.prompts`).
 
 import hashlib
 import json
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -112,6 +113,14 @@ class MixedPrompts:
         self._parts = parts
         self._weights = dict(weights)
         self.is_light = all(part.is_light for part in parts.values())
+
+    @property
+    def unread(self) -> dict[str, int]:
+        """The columns of all parts that are not read."""
+        counted = Counter[str]()
+        for part in self._parts.values():
+            counted.update(getattr(part, "unread", {}))
+        return dict(sorted(counted.items()))
 
     def inputs(self) -> dict[str, str]:
         """The inputs of every part, under its name."""

@@ -208,6 +208,10 @@ def _parallel(row: Mapping[str, object], column: str | None, count: int, several
     return value
 
 
+PARTS_OF_A_QUESTION = (
+    "instruction", "system", "system_prompt", "context", "passage", "images", "image", "videos", "audio",
+)  # fmt: skip
+"""Columns beside the problem without which it would be another."""
 LABELS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 OPTIONS, NUM_OPTIONS = "options", "num_options"
 
@@ -253,15 +257,16 @@ _MAX_ANSWER = 200
 def recognised(rows: Sequence[Mapping[str, object]], data_source: str) -> tuple[FieldsConfig | None, str]:
     """Return how the columns of a well-known layout are read, from the first rows of a file, and this as text in YAML.
 
-    None for other layouts; the text then has `COLUMN` for each name that is missing. The demonstration is what follows
-    the question in messages, or the `solution` that the answer is read from; a solution beside an answer is none, since
-    it need not state that answer.
+    None for other layouts, and where the question has other parts (`PARTS_OF_A_QUESTION`); the text then has `COLUMN`
+    for each name that is missing. The demonstration is what follows the question in messages, or the `solution` that
+    the answer is read from; a solution beside an answer is none, since it need not state that answer.
     """
 
     def present(column: str) -> list[object]:
         return [value for row in rows if (value := value_at(row, column)) not in (None, "", [])]
 
     problem = next(filter(present, _PROBLEMS), None)
+    beside = [name for name in PARTS_OF_A_QUESTION if name != problem and present(name)]
     written = {name: _solutions(present(name), name) for name in _DEMONSTRATIONS}
     stated = {name: present(name) for name in _ANSWERS} | written
     answer = next(filter(None, (_answer_in(name, values) for name, values in stated.items())), None)
@@ -284,7 +289,7 @@ def recognised(rows: Sequence[Mapping[str, object]], data_source: str) -> tuple[
         fields["extra"] = extra
     if options := next(filter(present, ("options", "choices")), None):
         fields["choices"] = {"column": options}
-    is_whole = problem is not None and answer is not None and options is None
+    is_whole = problem is not None and answer is not None and options is None and not beside
     return FieldsConfig.model_validate_json(json.dumps(fields)) if is_whole else None, json.dumps(fields)
 
 

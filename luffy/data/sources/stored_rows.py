@@ -11,6 +11,7 @@ import dataclasses
 import hashlib
 import itertools
 import logging
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
@@ -21,7 +22,7 @@ from luffy.config.shipped import expand_pattern
 from luffy.data.parquet import decoded, read_rows, require_columns
 from luffy.data.schema import COLUMNS, REQUIRED_COLUMNS, RowError, as_text, present_columns, prompt_from_row, value_at
 from luffy.data.sources import QuarantinedRow, Row
-from luffy.data.sources.column_mapping import columns_of, prompt_from_fields, recognised
+from luffy.data.sources.column_mapping import PARTS_OF_A_QUESTION, columns_of, prompt_from_fields, recognised
 from luffy.errors import DataError
 from luffy.json_text import parse_json
 from luffy.pipeline.manifest import hash_file
@@ -35,7 +36,8 @@ NumberedRow = tuple[str, int, Mapping[str, object] | RowError]
 _Numbered = tuple[int, Mapping[str, object] | RowError]
 _CSV_FIELD_BYTES = 1 << 27
 _MAX_VALUES_NAMED = 10
-_ROWS_LOOKED_AT = 32
+_ROWS_LOOKED_AT = 1000
+"""Of each file, to tell its layout and the columns that are not read."""
 _WITHHELD = "cannot be used (the source is confidential: the reason is not shown)"
 
 
@@ -68,10 +70,11 @@ class FilePrompts:
 
     def rows(self) -> Iterator[Row]:
         where = f"data.{self._purpose}: {self._source.path}"
-        path = self._paths[0]
-        head = (row for _, row in READERS[path.suffix](path, None, ()) if isinstance(row, Mapping))
-        source = with_fields(self._source, head, path.stem, where)
+        heads = ((row for _, row in READERS[path.suffix](path, None, ())) for path in self._paths)
+        head = [row for rows in heads for row in itertools.islice(rows, _ROWS_LOOKED_AT) if isinstance(row, Mapping)]
+        source = with_fields(self._source, head, self._paths[0].stem, where)
         wanted, required = columns_to_read(source)
+        self.unread = unread_columns(head, wanted)
         numbered = (
             (str(path), number, row)
             for path in self._paths
@@ -90,15 +93,25 @@ def with_fields(source: _Source, rows: Iterable[Mapping[str, object]], data_sour
     """
     if source.fields is not None:
         return source
-    head = list(itertools.islice(rows, _ROWS_LOOKED_AT))
+    head = list(rows)
     names: list[str] = list(dict.fromkeys(name for row in head for name in row))
     if not names or {*REQUIRED_COLUMNS} <= {*names}:
         return source
     fields, text = recognised(head, data_source)
     if fields is None:
-        raise DataError(f"{where}: columns {', '.join(names)} are of no known layout; name them with fields: {text}")
+        beside = ", ".join(name for name in names if name in PARTS_OF_A_QUESTION)
+        advice = f"; what {beside} holds has to be part of the problem" if beside else ""
+        raise DataError(
+            f"{where}: columns {', '.join(names)} are of no known layout; name them with fields: {text}{advice}"
+        )
     logger.info("%s: read as fields: %s", where, text)
     return source.model_copy(update={"fields": fields})
+
+
+def unread_columns(rows: Iterable[Mapping[str, object]], wanted: Sequence[str]) -> dict[str, int]:
+    """The columns of the first rows that are not among `wanted`, with the number of rows that have a value there."""
+    found = Counter(name for row in rows for name, value in row.items() if value not in (None, "", [], {}))
+    return {name: count for name, count in sorted(found.items()) if name not in wanted}
 
 
 def columns_to_read(source: FileSource | HubSource) -> tuple[list[str], list[str]]:
@@ -229,8 +242,10 @@ class HubPrompts:
         self._dataset = _load(source, purpose)
         found = self._dataset.column_names
         where = f"data.{purpose}: {source.path}"
-        self._source = source = with_fields(source, (dict(row) for row in self._dataset), source.path, where)
+        head = [row for row in itertools.islice(self._decoded(found), _ROWS_LOOKED_AT) if isinstance(row, Mapping)]
+        self._source = source = with_fields(source, head, source.path, where)
         wanted, required = columns_to_read(source)
+        self.unread = unread_columns(head, wanted)
         require_columns(required, found, where, "; map them with fields")
         self._columns = present_columns(wanted, found)
 
@@ -242,10 +257,12 @@ class HubPrompts:
 
     def rows(self) -> Iterator[Row]:
         name = f"{self._source.path} ({self._source.split})"
-        tables = self._dataset.select_columns(self._columns).with_format("arrow").iter(batch_size=_ROWS_AT_ONCE)
-        rows = (row for table in tables for batch in table.to_batches() for row in decoded(batch))
-        numbered = ((name, number, row) for number, row in enumerate(rows, start=1))
+        numbered = ((name, number, row) for number, row in enumerate(self._decoded(self._columns), start=1))
         return prompts_of(numbered, self._source, f"data.{self._purpose}: {self._source.path}")
+
+    def _decoded(self, columns: Sequence[str]) -> Iterator[Mapping[str, object] | RowError]:
+        tables = self._dataset.select_columns(list(columns)).with_format("arrow").iter(batch_size=_ROWS_AT_ONCE)
+        return (row for table in tables for batch in table.to_batches() for row in decoded(batch))
 
 
 def _load(source: HubSource, purpose: str) -> "Dataset":

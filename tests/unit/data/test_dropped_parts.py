@@ -1,0 +1,113 @@
+"""Nothing of a row that changes what is asked or learned is dropped without a word."""
+
+import json
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from support.refusals import refused
+from support.stages import execute, opened
+from synthetic.loaded_source import load_source
+
+from luffy.config.data import FileSource
+from luffy.data.schema import RowError, as_text, prompt_from_row
+from luffy.errors import DataError
+
+TURNS = [{"role": "user", "content": "1 + 1?"}]
+
+
+def row(*answer, **columns):
+    """A row of verl's with an answer at the end of its prompt."""
+    return {"data_source": "d", "prompt": [*TURNS, *answer], "reward_model": {"ground_truth": "2"}, **columns}
+
+
+def says(**parts):
+    return {"role": "assistant", "content": r"\boxed{2}", **parts}
+
+
+@pytest.mark.parametrize("name", ["reasoning_content", "reasoning", "thinking"])
+def test_thoughts_beside_the_content_are_part_of_the_trace(name):
+    (trace,) = prompt_from_row(row(says(**{name: "one and one"}))).traces
+    assert trace.text == "<think>\none and one\n</think>\n\\boxed{2}"
+
+
+@pytest.mark.parametrize(
+    ("turns", "field"),
+    [
+        ([says(weight=0)], "prompt[1].weight"),
+        ([says(loss_mask=0)], "prompt[1].loss_mask"),
+        ([says(tool_calls=[{"function": {"name": "f"}}])], "prompt[1].tool_calls"),
+        ([{"role": "user", "content": "<image> 1 + 1?", "images": ["x.png"]}], "prompt[1].images"),
+        ([says(content="Let me think.\n<think>")], "prompt"),
+    ],
+)
+def test_what_is_neither_asked_nor_learned_as_written_is_refused(turns, field):
+    with pytest.raises(RowError) as caught:
+        prompt_from_row(row(*turns))
+    assert caught.value.field == field
+    prompt_from_row(row(says(weight=1, loss_mask=True, tool_calls=[])))
+
+
+@pytest.mark.parametrize("opening", ["<|im_start|>user\n", "<s>[INST] ", "<|begin_of_text|><|start_header_id|>user"])
+def test_a_prompt_that_a_template_has_written_is_not_written_again(opening):
+    with pytest.raises(RowError, match="already written by a chat template"):
+        prompt_from_row(row() | {"prompt": f"{opening}1 + 1?"})
+
+
+@pytest.mark.parametrize("column", ["system", "context", "images", "system_prompt", "passage"])
+@pytest.mark.parametrize("problem", ["prompt", "messages"])
+def test_a_part_of_the_question_in_another_column_is_refused(tmp_path, column, problem):
+    file = tmp_path / "rows.jsonl"
+    rows = {"prompt": {"prompt": "1 + 1?", "answer": "2"}, "messages": {"messages": [*TURNS, says()]}}
+    file.write_text(json.dumps({**rows[problem], column: ["Be brief."]}) + "\n")
+    with refused("data.train", column, error=DataError):
+        load_source(FileSource(kind="file", path=str(file)), "train", 1)
+
+
+def test_alpacas_instruction_is_no_question_without_its_input(tmp_path):
+    (tmp_path / "a.jsonl").write_text('{"instruction": "Add.", "input": "1 and 1", "output": "\\\\boxed{2}"}\n')
+    with refused("instruction", error=DataError):
+        load_source(FileSource(kind="file", path=str(tmp_path / "a.jsonl")), "train", 1)
+
+
+def test_completions_that_begin_late_or_in_another_file_are_read(tmp_path):
+    without = [{"prompt": f"{n} + 1?", "answer": str(n + 1), "completion": None} for n in range(50)]
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(each) + "\n" for each in without))
+    late = [each | {"completion": r"\boxed{" + each["answer"] + "}"} for each in without]
+    (tmp_path / "b.jsonl").write_text("".join(json.dumps(each) + "\n" for each in [*without[:41], *late[41:]]))
+    loaded = load_source(FileSource(kind="file", path=str(tmp_path / "*.jsonl")), "train", 1)
+    assert sum(len(prompt.traces) for prompt in loaded.prompts) == 9
+
+
+@pytest.mark.parametrize(("value", "text"), [(0.1 + 0.2, "0.3"), (27.0, "27"), (1e-7, "1e-07"), (0.1, "0.1")])
+def test_a_number_is_its_shortest_text(value, text):
+    assert as_text(value) == text
+
+
+@pytest.mark.parametrize("kind", [np.float16, np.float32, np.float64])
+def test_a_reference_has_the_digits_of_its_columns_type(tmp_path, kind):
+    answers = pa.array([kind(0.1), kind(2.5), None, kind(3)])
+    pq.write_table(pa.table({"prompt": ["a?", "b?", "c?", "d?"], "answer": answers}), tmp_path / "rows.parquet")
+    loaded = load_source(FileSource(kind="file", path=str(tmp_path / "rows.parquet")), "train", 1)
+    assert [prompt.ground_truth for prompt in loaded.prompts] == ["0.1", "2.5", "3"]
+
+
+@pytest.mark.parametrize("layout", ["verl", "plain"])
+def test_log_and_card_name_columns_that_are_not_read(tmp_path, caplog, layout):
+    given = {
+        "verl": [row(says()), row(says(), notes="x")],
+        "plain": [{"prompt": "1 + 1?", "answer": "2", "notes": "x"}],
+    }
+    rows = [{**each, "weight": 0.5, "empty": None} for each in given[layout]]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(each) + "\n" for each in rows))
+    suite = f"data.suites.more={{kind: file, path: {tmp_path / 'rows.jsonl'}}}"
+    experiment = opened(tmp_path / "work", "smoke.yaml", suite)
+    execute(experiment, "prepare_data")
+    out = experiment.plan_node("prepare_data").directory
+    unread = json.loads((out / "card.json").read_text())["sources"]["suites.more"]["unread"]
+    assert unread == {"notes": 1, "weight": len(rows)}
+    assert (
+        "suites.more: columns that are not read, with how many of its first rows have a value: notes (1)" in caplog.text
+    )
+    assert "| columns not read | weight |" in (out / "card.md").read_text()
