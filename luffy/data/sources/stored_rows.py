@@ -37,7 +37,7 @@ _Numbered = tuple[int, Mapping[str, object] | RowError]
 _CSV_FIELD_BYTES = 1 << 27
 _MAX_VALUES_NAMED = 10
 _ROWS_LOOKED_AT = 1000
-"""Of each file, to tell its layout and the columns that are not read."""
+"""First rows of each file, which tell its layout and the columns that are not read."""
 _WITHHELD = "cannot be used (the source is confidential: the reason is not shown)"
 
 
