@@ -13,6 +13,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined, to_jsonable_python
 
 from luffy.config.experiment import ExperimentConfig
+from luffy.config.foreign_names import SETTING_OF
 from luffy.config.strict import field_docs
 from luffy.config.yaml_source import KeyPath, Value, child, dotted, flow_yaml, nearest, place_of
 
@@ -266,6 +267,8 @@ def _in_place_of(path: KeyPath, root: type[BaseModel], location: tuple[int | str
     ]
     if inside:
         return f"; did you mean {' or '.join(inside)}?"
+    if here := SETTING_OF.get(path[-1]):
+        return f"; here it is {here}"
     if hint := nearest(path[-1], allowed, cutoff=0.65):
         return hint
     name = path[0]

@@ -28,6 +28,7 @@ from yaml import MarkedYAMLError, YAMLError
 from luffy.config.evaluation import QUESTION_SLOT, TEMPLATES
 from luffy.config.experiment import ExperimentConfig
 from luffy.config.fields import explain
+from luffy.config.foreign_names import METHOD_OF
 from luffy.config.shipped import (
     EXPERIMENTS,
     PresetKind,
@@ -329,6 +330,8 @@ def _preset(kind: PresetKind, name: str | None, experiment: Path, where: str = "
             f"{nearest(name, [file.name for file in start.glob('*.y*ml')], 'did you mean {!r}? ')}"
             f"give a path from {start.resolve()}, or a shipped name: {', '.join(names)}"
         )
+    if (here := METHOD_OF.get(name.lower().replace("-", "_"))) and kind == "methods":
+        raise ConfigError(f"{where or experiment}: no preset {name!r} in exp_configs/{kind}/; here it is {here!r}")
     own = [f"{name}{end}" for end in (".yaml", ".yml") if (start / f"{name}{end}").is_file()]
     raise ConfigError(
         f"{where or experiment}: no preset {name!r} in exp_configs/{kind}/; "

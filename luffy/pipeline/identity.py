@@ -32,6 +32,7 @@ PACKAGE = Path(__file__).resolve().parents[1]
 FRAME = (
     "cluster/engine_pool.py",
     "config/fields.py",
+    "config/foreign_names.py",
     "config/load.py",
     "config/rules.py",
     "config/stage_kinds.py",
