@@ -12,7 +12,7 @@ from contextlib import ExitStack
 from functools import partial
 from types import FrameType
 
-from luffy.cli.console import show_error
+from luffy.cli.console import say, show_error
 from luffy.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_TEMPORARY, LuffyError, UserError
 from luffy.flows.prefect_api import ApiServer, prefect_api, set_environment
 from luffy.library_loading import without_collections
@@ -44,6 +44,7 @@ def launch(
         workspace.prepare()
         os.environ[WORKSPACE_VARIABLE] = str(workspace.root)
         set_environment(workspace.prefect_home, debug=debug)
+        say(f"workspace {workspace.root}: starting Prefect")  # which takes seconds, and a minute on a loaded machine
         server = prefect_api(workspace.prefect_home)
         with ExitStack() as shared:
             if plans is None or _several_to_make(plans):

@@ -106,6 +106,7 @@ def _serve(workspace: Workspace, address: ServerAddress, limit: int) -> None:
     with ExitStack() as stack:
         stack.enter_context(_the_only_one(workspace))
         (home / SERVER_FILE).unlink(missing_ok=True)  # of one that was killed
+        say(f"workspace {workspace.root}: starting Prefect's server")
         server = ApiServer(home, address.port, address.host)
         stack.callback(server.stop)
         server.wait()

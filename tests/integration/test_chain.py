@@ -55,7 +55,9 @@ def finished(undisturbed):
     """A workspace after one undisturbed run with an embedded server."""
     workspace, result = undisturbed
     assert states(result) == only(*NODES)
-    report = Path(result.stdout.splitlines()[-1].removeprefix("report: "))
+    first, *_, last = result.stdout.splitlines()
+    assert first.startswith(f"workspace {workspace}: "), "while Prefect starts"
+    report = Path(last.removeprefix("report: "))
     assert report.name == "report.html" and report.is_file()
     return workspace
 
