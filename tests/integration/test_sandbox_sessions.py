@@ -1,4 +1,4 @@
-"""What a session does with ordinary code, and with code that reaches a limit; how it ends, and how it starts."""
+"""What a session does with ordinary code, with code that reaches a limit or strikes at the session itself."""
 
 import asyncio
 import gc
@@ -6,7 +6,10 @@ import logging
 import os
 import resource
 import sys
+import tracemalloc
+from contextlib import ExitStack
 from pathlib import Path
+from typing import NamedTuple
 
 import psutil
 import pytest
@@ -16,15 +19,10 @@ from support.sandboxed import PATIENT, in_session, limits, require_bubblewrap, r
 
 from luffy.config.sandbox import SandboxConfig
 from luffy.errors import LuffyError
-from luffy.sandbox import ExecutionResult, ExecutionStatus, PythonSession, open_sandbox
+from luffy.sandbox import ExecutionResult, PythonSession, open_sandbox
 
-pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]
 ENDLESS = "n = 0\nwhile True:\n    n += 1"
-ENDLESS_IN_C = "max(range(10 ** 15))"  # looks at no signal before its end
-HUGE_POWER = "x = 10 ** 10 ** 8"
-SWALLOWS = "import time\nwhile True:\n    try:\n        time.sleep(1)\n    except BaseException:\n        pass"
-CATASTROPHIC = "import re\nre.match(r'(a+)+$', 'a' * 60 + 'b')"
 UNSAFE = SandboxConfig(kind="unsafe_local", unsafe_local=True, packages=("numpy",), limits=PATIENT)
 
 
@@ -63,27 +61,6 @@ def test_a_traceback_shows_the_code_and_nothing_of_this_machine():
     assert [result.status for result in (first, second, third)] == ["raised"] * 3
 
 
-@pytest.mark.parametrize(
-    ("code", "status"),
-    [
-        ("import sys\nsys.exit()", "ok"),
-        ("exit(3)", "raised"),
-        ("raise KeyboardInterrupt", "raised"),
-        ("def f(): return f()\nf()", "raised"),
-        ("class E(Exception):\n    def __str__(self): raise self\nraise E", "raised"),
-        ("x = '\ud800'", "raised"),
-        ("\0", "raised"),
-        ("import os\nos._exit(0)", "killed"),
-        ("import ctypes\nctypes.string_at(0)", "killed"),
-        ("import os, sys\nos.execv(sys.executable, ['python', '-c', 'print(1)'])", "killed"),
-    ],
-)
-def test_every_end_of_a_call_has_its_status(code, status):
-    result, after = run_calls(code, "1")
-    assert result.status == status
-    assert after.status == ("ended" if status == "killed" else "ok")
-
-
 def test_sessions_share_nothing_and_print_a_set_in_the_same_order():
     async def run() -> list[str]:
         sandbox = await open_sandbox(SandboxConfig(limits=PATIENT))
@@ -108,6 +85,7 @@ def test_calls_of_a_session_wait_for_each_other():
     assert [result.output for result in in_session(use)] == ["0\n", "1\n", "2\n", "3\n"]
 
 
+@pytest.mark.slow
 def test_packages_come_on_request():
     config = SandboxConfig(limits=PATIENT, packages=("numpy", "sympy", "mpmath"))
     numbers = "import numpy\nfloat(numpy.linalg.norm(numpy.ones(16)))"
@@ -115,34 +93,6 @@ def test_packages_come_on_request():
     found = [result.output for result in run_calls(numbers, symbols, config=config)]
     assert found == ["4.0\n", "[-sqrt(2), sqrt(2)]\n"]
     assert "No module named 'numpy'" in run_code(numbers).output
-
-
-# Limits of time and of what is shown; test_sandbox.py has those that code exhausts.
-
-
-def test_a_call_past_its_cpu_time_is_interrupted_and_the_session_survives_even_one_made_deaf():
-    deaf = "import signal\nsignal.signal(2, signal.SIG_IGN)\nsignal.pthread_sigmask(signal.SIG_BLOCK, [2])\nkept = 1"
-    _, *stopped, after = run_calls(deaf, ENDLESS, CATASTROPHIC, HUGE_POWER, "kept", within=limits(call_cpu_s=0.3))
-    for result in stopped:
-        assert result.status is ExecutionStatus.TIMED_OUT and not result.session_is_over
-        said = "KeyboardInterrupt\n[stopped: the call used 0.3 s of CPU time; names defined before are kept]"
-        assert said in result.output
-    assert after.output == "1\n"
-
-
-@pytest.mark.parametrize("code", [ENDLESS_IN_C, SWALLOWS])
-def test_a_call_that_cannot_be_interrupted_is_killed_and_the_session_says_so(code):
-    within = limits(call_cpu_s=0.3, call_wall_s=2.0, interrupt_grace_s=0.2)
-    result, after = run_calls(code, "1", within=within)
-    assert result.status is ExecutionStatus.TIMED_OUT and result.session_is_over
-    assert after.status is ExecutionStatus.ENDED and after.output.startswith("[not run: the session is over: the call ")
-
-
-def test_waiting_costs_no_cpu_time_but_has_a_limit_of_its_own():
-    within = limits(call_cpu_s=0.3, call_wall_s=3.0)
-    waited, stopped = run_calls("import time\ntime.sleep(0.6)", "time.sleep(10000)", within=within)
-    assert (waited.status, stopped.status) == ("ok", "timed_out")
-    assert "the call took 3 s" in stopped.output
 
 
 def test_cpu_time_of_a_session_is_limited():
@@ -164,12 +114,151 @@ def test_an_idle_session_ends_at_its_time(started_here):
     assert "the session took 0.5 s" in result.output
 
 
-def test_output_is_cut_in_its_middle_and_says_so():
-    result = run_code("print('é' * 500 + 'z' * 10)", within=limits(shown_output_bytes=103))
-    head, note, tail = result.output.split("\n", 2)
-    assert (head, note) == ("é" * 25, "[... 908 bytes of output left out ...]")
-    assert tail == "é" * 20 + "z" * 10 + "\n"
-    assert result.status is ExecutionStatus.OK
+# Limits, ends, and the socket over which the interpreter is told what to run
+
+
+def find_control(code: str) -> str:
+    """Code after a search for the control socket's descriptor."""
+    return f"""
+import os, stat
+def is_socket(fd):
+    try:
+        return stat.S_ISSOCK(os.fstat(fd).st_mode)
+    except OSError:
+        return False
+control = next(fd for fd in range(64) if is_socket(fd))
+{code}
+"""
+
+
+class Call(NamedTuple):
+    code: str
+    status: str
+    says: str = ""
+    """Part of its output, apart from ends of lines."""
+
+
+SHORT = {"call_cpu_s": 0.3}
+SHORT_AND_GRACELESS = {"call_cpu_s": 0.3, "call_wall_s": 2.0, "interrupt_grace_s": 0.2}
+INTERRUPTED = "KeyboardInterrupt[stopped: the call used 0.3 s of CPU time; names defined before are kept]"
+FLOODED = "y" * 32 + "[stopped: the call printed more than 1048576 bytes;"
+NOT_RUN = Call("1", "ended", "[not run: the session is over: the call ")
+ENDS = [
+    ("import sys\nsys.exit()", "ok"),
+    ("exit(3)", "raised"),
+    ("raise KeyboardInterrupt", "raised"),
+    ("def f(): return f()\nf()", "raised"),
+    ("class E(Exception):\n    def __str__(self): raise self\nraise E", "raised"),
+    ("x = '\ud800'", "raised"),
+    ("\0", "raised"),
+    ("import os\nos._exit(0)", "killed"),
+    ("import ctypes\nctypes.string_at(0)", "killed"),
+    ("import os, sys\nos.execv(sys.executable, ['python', '-c', 'print(1)'])", "killed"),
+    (find_control("os.write(control, b'garbage\\n')"), "corrupted"),
+    (find_control("os.write(control, b'ok\\n')"), "corrupted"),
+    (find_control("os.write(control, b'0123456789abcdef ok\\n')"), "corrupted"),
+    (find_control("os.write(control, b'\\xff' * 100)"), "corrupted"),
+    (find_control("os.write(control, b'[' * 100_000)"), "corrupted"),
+    (find_control("while True:\n    os.write(control, b'no line ends here')"), "corrupted"),
+    ("import os\nos.closerange(0, 64)", "killed"),
+    ("import os\nos.closerange(0, 64)\nwhile True: pass", "killed"),
+]
+"""Codes that end their call in some way, and their status: after some of them the session is over."""
+SESSIONS = {
+    "memory": ({}, [
+        Call("bytearray(10 ** 12)", "out_of_memory"),
+        Call("held = []\nwhile True:\n    held.append(bytearray(100_000))", "out_of_memory", "MemoryError"),
+        Call("try:\n    bytearray(10 ** 12)\nexcept MemoryError:\n    print('caught')", "ok", "caught"),
+        Call("del held\nlen(bytearray(10 ** 8))", "ok", "100000000"),
+    ]),
+    "disk": ({}, [
+        Call("for n in range(100):\n    open(f'/tmp/{n}', 'wb').write(bytes(3 << 20))", "raised", "No space left"),
+        Call("open('/tmp/large', 'wb').write(bytes(8 << 20))", "raised", "OSError: [Errno "),
+        Call("for n in range(10 ** 7):\n    open(f'/tmp/{n}', 'w').close()", "file_limit"),
+        Call("1", "ended"),
+    ]),
+    "descriptors": ({}, [Call("[open('/dev/null') for _ in range(1000)]", "raised", "Too many open files")]),
+    "output": ({"shown_output_bytes": 64}, [
+        Call("while True:\n    print('y' * 100)", "output_limit", FLOODED),
+        Call("import os\nwhile True:\n    os.write(2, b'y' * 100)", "output_limit", FLOODED),
+        Call("print('y' * 3_000_000)", "output_limit", FLOODED),
+        Call("1", "ok", "1"),
+    ]),
+    "long output": ({"shown_output_bytes": 103}, [
+        Call("print('é' * 500 + 'z' * 10)", "ok",
+             "é" * 25 + "[... 908 bytes of output left out ...]" + "é" * 20 + "z" * 10),
+    ]),
+    "time, also of a session made deaf": (SHORT, [
+        Call("import signal\nsignal.signal(2, signal.SIG_IGN)\nsignal.pthread_sigmask(signal.SIG_BLOCK, [2])", "ok"),
+        Call("n = 0\nwhile True:\n    n += 1", "timed_out", INTERRUPTED),
+        Call("import re\nre.match(r'(a+)+$', 'a' * 60 + 'b')", "timed_out", INTERRUPTED),
+        Call("x = 10 ** 10 ** 8", "timed_out", INTERRUPTED),
+        Call("n > 0", "ok", "True"),
+    ]),
+    "time that looks at no signal": (SHORT_AND_GRACELESS, [Call("max(range(10 ** 15))", "timed_out"), NOT_RUN]),
+    "time that swallows signals": (SHORT_AND_GRACELESS, [
+        Call("import time\nwhile True:\n    try:\n        time.sleep(1)\n    except BaseException:\n        pass",
+             "timed_out"),
+        NOT_RUN,
+    ]),
+    "waiting": ({"call_cpu_s": 0.3, "call_wall_s": 3.0}, [
+        Call("import time\ntime.sleep(0.6)", "ok"),  # costs no CPU time
+        Call("time.sleep(10000)", "timed_out", "the call took 3 s"),
+    ]),
+    **{code: ({}, [Call(code, status), Call("1", "ok" if status in ("ok", "raised") else "ended")])
+       for code, status in ENDS},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SESSIONS)
+def test_every_call_of_a_session_has_the_status_of_its_end(name):
+    changed, calls = SESSIONS[name]
+    results = run_calls(*(call.code for call in calls), within=limits(**changed))
+    for call, result in zip(calls, results, strict=True):
+        assert result.status == call.status, result
+        assert call.says in result.output.replace("\n", ""), result
+
+
+def test_output_without_end_fills_no_memory_of_ours():
+    flood = "while True:\n    try:\n        os.write(1, chunk)\n    except BaseException:\n        pass"
+    tracemalloc.start()
+    result = run_code(f"import os\nchunk = bytes(1 << 20)\n{flood}", within=limits(interrupt_grace_s=1.0))
+    _, peak_bytes = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert (result.status, result.session_is_over) == ("output_limit", True)
+    assert peak_bytes < 8 << 20
+
+
+def test_a_forged_reply_deceives_nobody_but_its_own_session():
+    forge = find_control("""
+import sys
+frame = sys._getframe()
+while "call" not in frame.f_locals:
+    frame = frame.f_back
+os.write(control, f"{frame.f_locals['call']} ok\\n".encode())
+""")
+    first, second, third = run_calls(forge, "1", "2")
+    assert first.status in ("ok", "corrupted")
+    assert (second.status, third.status) in {("corrupted", "ended"), ("ended", "ended")}
+
+
+def test_descriptors_sent_over_the_control_socket_stay_closed():
+    send = find_control("""
+import array, socket
+s = socket.socket(fileno=os.dup(control))
+s.sendmsg([b"x"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [0, 1, 2]))])
+""")
+    before = psutil.Process().num_fds()
+    assert run_code(send).status == "corrupted"
+    assert psutil.Process().num_fds() <= before
+
+
+def test_the_control_socket_is_below_the_limit_of_open_files_however_many_the_parent_has_open():
+    with ExitStack() as held:
+        for _ in range(200):
+            held.callback(os.close, os.open("/dev/null", os.O_RDONLY))
+        assert run_code(find_control("print(control < 64)")).output == "True\n"
+        assert run_code("import os\nos.closerange(0, 64)").status == "killed"
 
 
 # Ends

@@ -126,19 +126,21 @@ def test_an_episode_is_scored_with_a_runtime_and_without_an_answer_and_one_that_
     assert process.call("score", episode=cut)["reward"] == 3.0
 
 
+LATE = {"taskset": {"task": {"fault": "late"}}, "agent": {"timeout": {"scoring": 1}}}
+
+
 @pytest.mark.parametrize(
-    ("arguments", "words"),
+    ("environment", "arguments", "words"),
     [
-        ({"taskset": {"task": {"fault": "raises"}}}, "scoring: ValueError: no such number"),
-        ({"taskset": {"task": {"fault": "not_finite"}}}, "correct returned nan"),
-        (
-            {"taskset": {"task": {"fault": "late"}}, "agent": {"timeout": {"scoring": 1}}},
-            "by_runtime was not computed in time",
-        ),
+        ("sums", {"taskset": {"task": {"fault": "raises"}}}, "scoring: ValueError: no such number"),
+        ("sums", {"taskset": {"task": {"fault": "not_finite"}}}, "correct returned nan"),
+        ("sums", LATE, "by_runtime was not computed in time"),
+        ("opened_game", {"misbehaves": "plays_twice"}, "rewrites earlier messages or begins another conversation"),
+        ("opened_game", {"misbehaves": "answers_for_the_policy"}, "writes turns of the policy"),
     ],
 )
-def test_a_score_that_is_missing_is_no_silent_zero(opened, arguments, words):
-    process = opened("sums", **arguments)
+def test_a_missing_score_and_what_no_policy_can_answer_end_the_episode(opened, environment, arguments, words):
+    process = opened(environment, **arguments)
     _, episode = begin(process)
     with pytest.raises(HostedFault, match=words):
         respond(process, episode, "2")
@@ -172,20 +174,6 @@ def test_an_environment_may_open_the_conversation_and_a_stop_condition_ends_it_b
     _, episode = begin(process)
     assert [respond(process, episode, text) for text in "123"] == [[("user", "No.")], [("user", "No.")], None]
     assert process.call("score", episode=episode)["reward"] == 0.0
-
-
-@pytest.mark.parametrize(
-    ("misbehaves", "words"),
-    [
-        ("plays_twice", "rewrites earlier messages or begins another conversation"),
-        ("answers_for_the_policy", "writes turns of the policy"),
-    ],
-)
-def test_what_no_policy_can_answer_ends_the_episode(opened, misbehaves, words):
-    process = opened("opened_game", misbehaves=misbehaves)
-    _, episode = begin(process)
-    with pytest.raises(HostedFault, match=words):
-        respond(process, episode, "1")
 
 
 def test_episodes_share_a_tool_server_and_not_its_state(opened):
