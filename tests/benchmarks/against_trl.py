@@ -17,7 +17,6 @@ FOLDER keeps the model for the next variant. `tiny` runs on a CPU with vLLM's CP
 """
 
 import importlib.util
-import json
 import logging
 import math
 import os
@@ -35,7 +34,7 @@ from typing import NamedTuple
 
 import psutil
 import torch
-from measuring import ROOT, show
+from measuring import ROOT
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
@@ -147,8 +146,9 @@ class Step(NamedTuple):
 
     def __str__(self) -> str:
         parts = f"generation {self.generation:.2f} s, weights {self.weights:.2f} s, update {self.update:.2f} s"
+        whole = f"{self.seconds:.2f} s in all, {self.cpu:.2f} CPU s"
         speed = f"{self.tokens:,.0f} tokens, {self.tokens / self.seconds:,.0f} a second"
-        return f"{parts}; {speed}; gap of log-probabilities {self.gap_mean:.5f}, at most {self.gap_max:.4f}"
+        return f"{parts}; {whole}; {speed}; gap of log-probabilities {self.gap_mean:.5f}, at most {self.gap_max:.4f}"
 
 
 def say(text: str) -> None:
@@ -295,47 +295,24 @@ def measure(system: str, size: str, steps: int, variant: str, kept: Path | None 
     return Step(*(sum(column) / len(counted) for column in zip(*counted, strict=True)))
 
 
-def in_a_process(system: str, size: str, steps: int, variant: str, threads: int) -> Step:
-    arguments = [sys.executable, __file__, "--one", system, size, str(steps), variant]
-    environment = os.environ | {
-        "OMP_NUM_THREADS": str(threads),
-        "HF_HUB_OFFLINE": "1",
-        "TOKENIZERS_PARALLELISM": "false",
-    }
-    done = subprocess.run(arguments, env=environment, stdout=subprocess.PIPE, text=True, check=True)
-    return Step(*json.loads(done.stdout.splitlines()[-1]))
-
-
 def main() -> None:
-    """Print one line for each variant of both."""
+    """Measure each variant of both in a process of its own, which prints its steps and their mean."""
     if sys.argv[1:2] == ["--one"]:
         logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s: %(message)s")
         system, size, steps, variant, *kept = sys.argv[2:]
-        print("\n" + json.dumps(measure(system, size, int(steps), variant, *map(Path, kept))), flush=True)
+        print(f"{system} {variant}: {measure(system, size, int(steps), variant, *map(Path, kept))}", flush=True)
         os._exit(0)  # DeepSpeed's group and the graders need no farewell
     if importlib.util.find_spec("trl") is None:
         raise SystemExit("trl is not installed: pip install trl")
-    size = sys.argv[1] if len(sys.argv) > 1 else "small"
-    steps = int(sys.argv[2]) if len(sys.argv) > 2 else 3
-    threads = int(sys.argv[3]) if len(sys.argv) > 3 else torch.get_num_threads()
-    batches = sys.argv[4].split(",") if len(sys.argv) > 4 else map(str, SIZES[size].trl_batches)
-    variants = [("trl", batch) for batch in batches] + [("luffy", name) for name in OURS]
-    names = ", ".join(f"{name} {version(name)}" for name in ("trl", "luffy-rl", "transformers", "torch"))
-    rows = []
-    for system, variant in variants:
-        try:
-            found = in_a_process(system, size, steps, variant, threads)
-        except subprocess.CalledProcessError as error:
-            print(
-                f"{system} {variant}: ended with {error.returncode} (-9: killed, for lack of memory, say)", flush=True
-            )
-            continue
-        print(f"{system} {variant}: {found.seconds:.1f} s a step", flush=True)
-        parts = (found.generation, found.update, found.seconds, found.cpu)
-        speed = (f"{found.tokens:,.0f}", f"{found.tokens / found.seconds:,.0f}")
-        rows.append((system, variant, *(f"{seconds:.2f}" for seconds in parts), *speed))
-    show(("system", "batch", "generation s", "update s", "step s", "CPU s", "response tokens", "tokens/s"), rows, names)
-    print(f"{size}: {SIZES[size]}, mean of {steps} steps after the first, {threads} threads")
+    size, steps, threads, *batches = [*sys.argv[1:], *("small", "3", str(torch.get_num_threads()))[len(sys.argv) - 1 :]]
+    tried = batches[0].split(",") if batches else map(str, SIZES[size].trl_batches)
+    print(", ".join(f"{name} {version(name)}" for name in ("trl", "luffy-rl", "transformers", "torch")))
+    print(f"{size}: {SIZES[size]}, mean of {steps} steps after the first, {threads} threads", flush=True)
+    quiet = {"OMP_NUM_THREADS": threads, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+    for system, variant in [("trl", batch) for batch in tried] + [("luffy", name) for name in OURS]:
+        command = [sys.executable, __file__, "--one", system, size, steps, variant]
+        if code := subprocess.run(command, env=os.environ | quiet, check=False).returncode:
+            print(f"{system} {variant}: ended with {code} (-9: killed, for lack of memory, say)", flush=True)
 
 
 if __name__ == "__main__":

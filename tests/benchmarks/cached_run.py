@@ -5,7 +5,7 @@ Run: python tests/benchmarks/cached_run.py [--rounds 5] [--workspace DIR]
 The smoke chain is made once (in DIR, if it is not finished there). Then in turn, `rounds` times: `python
 flows/full_pipeline.py exp_configs/smoke.yaml` against a running Prefect server; the yardstick, a Prefect flow against
 the same server with as many tasks, which do nothing; and the flow with its embedded server. Each is a process from its
-start to its end. What is ours is the difference between the first two: imports, keys, reuse, display, artifacts.
+start to its end. What is ours is the difference between the first two.
 """
 
 import argparse
@@ -56,18 +56,8 @@ def timed_run(command: Sequence[str], env: Mapping[str, str]) -> tuple[float, fl
     return wall, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
 
-def own_imports_s(command: Sequence[str], env: Mapping[str, str]) -> float:
-    """Seconds that the modules of this package take to load, without what they import from others."""
-    lines = subprocess.run(
-        command, cwd=ROOT, env={**env, "PYTHONPROFILEIMPORTTIME": "1"}, capture_output=True, text=True, check=True
-    ).stderr.splitlines()
-    rows = [line.removeprefix("import time:").split("|") for line in lines if line.startswith("import time:")]
-    own = [int(spent) for spent, _, name in rows[1:] if name.strip().partition(".")[0] in ("luffy", "flows", "tasks")]
-    return sum(own) / 1e6
-
-
-def measure(workspace: Path, rounds: int) -> tuple[dict[str, list[tuple[float, float]]], float]:
-    """Wall and CPU seconds of each run by its kind, and those of our imports."""
+def measure(workspace: Path, rounds: int) -> dict[str, list[tuple[float, float]]]:
+    """Wall and CPU seconds of each run by its kind."""
     env = environment_without_server(LUFFY_WORKSPACE=str(workspace))
     command = [sys.executable, *FLOW]
     timed_run(command, env)
@@ -86,7 +76,7 @@ def measure(workspace: Path, rounds: int) -> tuple[dict[str, list[tuple[float, f
             for _ in range(rounds):
                 for name, (started, surroundings) in runs.items():
                     spent[name].append(timed_run(started, surroundings))
-            return spent, own_imports_s(command, served)
+            return spent
         finally:
             server.stop()
 
@@ -98,12 +88,11 @@ def main() -> None:
     parser.add_argument("--workspace", type=Path)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        spent, imports = measure((options.workspace or Path(folder)).resolve(), options.rounds)
+        spent = measure((options.workspace or Path(folder)).resolve(), options.rounds)
     medians = {name: [median(column) for column in zip(*rows, strict=True)] for name, rows in spent.items()}
     medians["ours: the difference"] = [a - b for a, b in zip(medians[CACHED], medians[ALONE], strict=True)]
     rows = [(name, *(f"{value:.2f}" for value in columns)) for name, columns in medians.items()]
     show(("run", "wall s", "CPU s"), rows, f"Medians of {options.rounds}")
-    print(f"of which loading our own modules: {imports:.2f} s (under Python's import profile)")
 
 
 if __name__ == "__main__":

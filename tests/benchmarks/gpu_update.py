@@ -78,10 +78,10 @@ LORA = LoRAConfig(rank=32, alpha=64)
 COSTLIEST = 5
 
 
-def batch(config: Qwen2Config, num_rows: int) -> TrainBatch:
-    """Rows of random tokens with on-policy responses between an eighth of the limit and the limit."""
+def batch(config: Qwen2Config, num_rows: int, shortest: int = RESPONSE_TOKENS // 8) -> TrainBatch:
+    """Rows of random tokens with on-policy responses of `shortest` tokens up to the limit."""
     random = torch.Generator().manual_seed(0)
-    lengths = torch.randint(RESPONSE_TOKENS // 8, RESPONSE_TOKENS + 1, (num_rows,), generator=random).tolist()
+    lengths = torch.randint(shortest, RESPONSE_TOKENS + 1, (num_rows,), generator=random).tolist()
     rows = [
         Trajectory(
             prompt_ids=(1,) * PROMPT_TOKENS,
@@ -122,7 +122,7 @@ def synchronize() -> None:
         torch.cuda.synchronize()
 
 
-def measure(shape: str, layout: tuple[str, ...], num_rows: int) -> tuple[dict[str, float], Callable[[], object]]:
+def measure(shape: str, layout: tuple[str, ...], rows: TrainBatch) -> tuple[dict[str, float], Callable[[], object]]:
     """Seconds of an update, its tokens and operations, and GiB of memory: estimated, and torch's peak.
 
     Also returns a function that makes one more update.
@@ -151,7 +151,6 @@ def measure(shape: str, layout: tuple[str, ...], num_rows: int) -> tuple[dict[st
     if torch.cuda.is_available():
         torch.cuda.reset_peak_memory_stats()  # making random weights is no part of an update
     objective = objective_at(config.objective.terms, 1, 10, config.rl.max_response_tokens, {})
-    rows = batch(SHAPES[shape], num_rows)
     update = partial(policy.update, rows, objective, config.rl.optimizer.lr)
     took = []
     for _ in range(5):
@@ -186,7 +185,7 @@ def main() -> None:
                 torch.cuda.empty_cache()
             label = f"{shape}, {num_rows} rows, {name}"
             try:
-                found, update = measure(shape, LAYOUTS[shape][name], num_rows)
+                found, update = measure(shape, LAYOUTS[shape][name], batch(SHAPES[shape], num_rows))
                 speed = f"{found['seconds']:.2f} s an update, {found['tokens'] / found['seconds']:,.0f} tokens/s"
                 mfu = f", MFU {found['flops'] / found['seconds'] / peak:.1%}" if peak else ""
                 ratio = f" (ratio {found['estimate'] / found['peak']:.2f})" if found["peak"] else ""

@@ -5,8 +5,7 @@ Run: python tests/benchmarks/long_run.py [--marks 100 500 1000 2000] [--workspac
 The run is `python flows/full_pipeline.py exp_configs/smoke.yaml rl.steps=STEPS` with its own Prefect server, as a user
 starts it; it ends ten steps after the last mark. At each mark the RL stage is suspended for a moment, measured, and its
 directory copied; a stage program that resumes from the copy gives the time of a resume. A row is printed as soon as its
-mark is reached. Memory is the resident set; a step is the median of `perf/step_s` over the last hundred steps. Times
-depend on what else the machine does.
+mark is reached. Memory is the resident set; a step is the median of `perf/step_s` over the last hundred steps.
 """
 
 import argparse
@@ -24,11 +23,9 @@ from statistics import median
 import psutil
 from measuring import ROOT
 
-from luffy.config import load_experiment
 from luffy.pipeline.disk import measure
 from luffy.pipeline.events import EVENTS_FILE, EventReader
 from luffy.processes import die_with
-from luffy.report.curves import draw_outcomes, draw_panels, rl_panels
 from luffy.tracking.metrics import METRICS_FILE, read_metrics
 
 CONFIG = "exp_configs/smoke.yaml"
@@ -40,7 +37,7 @@ STEPS_AFTER = 10
 
 
 def main() -> None:
-    """Print one line a mark, then the sizes of the finished report."""
+    """Print one line a mark."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--marks", type=int, nargs="+", default=[100, 500, 1000, 2000])
     parser.add_argument("--workspace", type=Path)
@@ -55,8 +52,6 @@ def main() -> None:
                     print("\t".join(figures))
                 print("\t".join(f"{value:.4g}" for value in figures.values()), flush=True)
             assert flow.wait() == 0, "the run failed"
-        for page in workspace.glob("stages/report/*/report.*"):
-            print(f"{page.name}: {page.stat().st_size / KIB:.0f} KiB")
 
 
 def started_flow(workspace: Path, steps: int) -> subprocess.Popen[bytes]:
@@ -94,7 +89,6 @@ def measured(flow: psutil.Process, directory: Path, workspace: Path, scratch: Pa
     rows = read_metrics(copy / METRICS_FILE)
     server = next(child for child in flow.children() if "uvicorn" in child.cmdline())
     database = workspace / "prefect" / "prefect.db"
-    size, render_s = rendered(rows)
     figures = {
         "step": len(rows),
         "stage_mib": memory,
@@ -105,34 +99,14 @@ def measured(flow: psutil.Process, directory: Path, workspace: Path, scratch: Pa
     }
     for name, path in {"journal": "journal", "metrics": METRICS_FILE, "samples": "samples.jsonl",
                        "checkpoints": "checkpoints", "events": EVENTS_FILE}.items():  # fmt: skip
-        figures[f"{name}_kib"] = kib(copy / path)
-    figures["database_kib"] = kib(*database.parent.glob(f"{database.name}*"))
-    figures |= {"artifacts": num_rows(database, "artifact"), "log_rows": num_rows(database, "log")}
-    figures |= {"event_rows": num_rows(database, "events"), "figures_kib": size, "render_s": render_s}
+        figures[f"{name}_kib"] = measure(copy / path) / KIB
+    figures["database_kib"] = measure(*database.parent.glob(f"{database.name}*")) / KIB
+    with closing(sqlite3.connect(f"file:{database}?mode=ro", uri=True, timeout=60)) as connection:
+        (figures["artifacts"],) = connection.execute("SELECT COUNT(*) FROM artifact").fetchone()
     figures["step_s"] = median(row[STEP_TIME] for row in rows[-100:])
     figures["resume_s"] = resumed(copy, len(rows))  # last, since it changes the copy
     shutil.rmtree(copy)
     return figures
-
-
-def kib(*paths: Path) -> float:
-    """Size of files and folders together."""
-    return measure(*paths) / KIB
-
-
-def num_rows(database: Path, table: str) -> int:
-    """Rows of a table of Prefect's database."""
-    with closing(sqlite3.connect(f"file:{database}?mode=ro", uri=True, timeout=60)) as connection:
-        return connection.execute(f"SELECT COUNT(*) FROM {table}").fetchone()[0]
-
-
-def rendered(rows: list[dict[str, float]]) -> tuple[float, float]:
-    """KiB of the report's RL plots, and the seconds that drawing them takes."""
-    objective = load_experiment(ROOT / CONFIG).objective
-    assert objective is not None
-    began = time.perf_counter()
-    figures = [*draw_panels("rl", rl_panels(objective.terms), rows), draw_outcomes(rows)]
-    return sum(len(str(figure)) for figure in figures) / KIB, time.perf_counter() - began
 
 
 def resumed(copy: Path, num_rows_before: int) -> float:

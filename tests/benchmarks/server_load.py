@@ -11,7 +11,6 @@ deleted afterwards; as root, under the user `postgres`.
 """
 
 import argparse
-import shutil
 import signal
 import statistics
 import subprocess
@@ -20,7 +19,7 @@ import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -55,34 +54,25 @@ class Load:
 
 
 @contextmanager
-def served(workspace: Path, limit: int, url: str | None) -> Iterator[str]:
-    """The address of the API of a `luffy serve`, from a folder of its own."""
+def served(folder: Path, limit: int, url: str | None) -> Iterator[str]:
+    """The address of the API of a `luffy serve` with its workspace in `folder`."""
     port = free_port()
-    environment = environment_without_server()
-    if url is not None:
-        environment["PREFECT_SERVER_DATABASE_CONNECTION_URL"] = url
-    folder = workspace.parent / "checkout"
-    folder.mkdir()
-    for name in ("data", "exp_configs", "flows", "luffy", "tasks", "prefect.yaml", "pyproject.toml"):
-        copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy2
-        copy(ROOT / name, folder / name)
-    command = [sys.executable, "flows/serve.py", "--port", str(port), "--limit", str(limit), "--workspace", workspace]
+    database = {} if url is None else {"PREFECT_SERVER_DATABASE_CONNECTION_URL": url}
+    command = [sys.executable, "flows/serve.py", "--port", str(port), "--limit", str(limit)]
     process = subprocess.Popen(
-        [str(part) for part in command],
-        cwd=folder,
-        env=environment | {"PYTHONPATH": str(folder), "PYTHONUNBUFFERED": "1"},
+        [*command, "--workspace", str(folder / "workspace")],
+        cwd=ROOT,
+        env=environment_without_server(PYTHONUNBUFFERED="1", **database),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
-    said = ""
     assert process.stdout is not None
-    for line in process.stdout:
-        said += line
-        if line.startswith("Ctrl-C ends"):
-            break
-    assert said.count("Ctrl-C ends"), said
+    said = []
+    while not (said and said[-1].startswith("Ctrl-C ends")):
+        said.append(process.stdout.readline())
+        assert said[-1], "".join(said)
     try:
         yield f"http://127.0.0.1:{port}/api"
     finally:
@@ -128,14 +118,9 @@ def main() -> None:
         sys.exit("error: PostgreSQL's programs are not in /usr/lib/postgresql; install it, or give --databases sqlite")
     loads = {}
     for database in arguments.databases:
-        with tempfile.TemporaryDirectory() as name:
-            workspace = Path(name) / "workspace"
-            if database == "postgresql":
-                with postgresql() as url, served(workspace, arguments.limit, url) as api:
-                    loads[database] = measure(api, arguments.runs)
-            else:
-                with served(workspace, arguments.limit, None) as api:
-                    loads[database] = measure(api, arguments.runs)
+        own = postgresql() if database == "postgresql" else nullcontext()
+        with tempfile.TemporaryDirectory() as folder, own as url, served(Path(folder), arguments.limit, url) as api:
+            loads[database] = measure(api, arguments.runs)
     print_loads(loads)
     good = all([*load.states] == ["Completed"] and load.most_running <= arguments.limit for load in loads.values())
     sys.exit(0 if good else 1)

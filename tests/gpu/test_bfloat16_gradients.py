@@ -54,10 +54,25 @@ def distance(case: str, **settings: object) -> float:
     return relative_l2(found, reference_step(case, model())[0])
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("case", WITHOUT_CLIP)
-def test_sdpa_is_within_the_bound(case, layout):
-    assert distance(case, **LAYOUTS[layout]) < BOUND
+KERNELS = ("flash_attention_2", "flash_attention_3", "flex")
+WAYS = [
+    *((case, layout, {}) for case in WITHOUT_CLIP for layout in LAYOUTS),
+    # flex is for packed rows alone.
+    *(("luffy", "padded", {"attention": kernel}) for kernel in KERNELS[:2]),
+    *(("luffy", "packed", {"attention": kernel}) for kernel in KERNELS),
+    *(("luffy", layout, {"compile": True}) for layout in ("padded", "packed")),
+]
+
+
+@pytest.mark.parametrize(("case", "layout", "settings"), WAYS)
+def test_gradients_are_within_the_bound(case, layout, settings):
+    try:
+        found = distance(case, **LAYOUTS[layout], **settings)
+    except ConfigError as error:
+        if "attention" not in settings:
+            raise
+        pytest.skip(str(error))
+    assert found < BOUND
 
 
 @pytest.mark.parametrize("case", ["luffy", "sft"])
@@ -71,20 +86,3 @@ def test_a_step_of_an_offloaded_optimizer_is_within_the_bound(case):
         for name, weight in policy.causal_lm.named_parameters()
     }
     assert relative_l2(moved, {name: expected[name] - start[name] for name in start}) < BOUND
-
-
-@pytest.mark.parametrize("layout", ["padded", "packed"])
-@pytest.mark.parametrize("attention", ["flash_attention_2", "flash_attention_3", "flex"])
-def test_other_kernels_are_within_the_bound(attention, layout):
-    if attention == "flex" and layout == "padded":
-        pytest.skip("needs packed rows: flex is for them alone")
-    try:
-        found = distance("luffy", attention=attention, **LAYOUTS[layout])
-    except ConfigError as error:
-        pytest.skip(str(error))
-    assert found < BOUND
-
-
-@pytest.mark.parametrize("layout", ["padded", "packed"])
-def test_compiled_layers_are_within_the_bound(layout):
-    assert distance("luffy", compile=True, **LAYOUTS[layout]) < BOUND

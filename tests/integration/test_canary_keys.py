@@ -1,6 +1,7 @@
 """Keys that were made to be found: through every flow that holds one, and searched for afterwards wherever it could be.
 
-The server listens at all addresses of the machine, so Prefect's own password is one of the keys.
+The server listens at all addresses of the machine, so Prefect's own password is one of the keys. Another one, over
+PostgreSQL, knows the password of its database.
 """
 
 import base64
@@ -8,13 +9,14 @@ import json
 import re
 import signal
 import threading
+from contextlib import contextmanager
 
 import httpx
 import pytest
-from support.patience import PATIENCE_S
-from support.prefect_api import place_empty_database
+from serving import ENDED, LOOK_S, SHORT, Checkout, command_lines
+from support.patience import PATIENCE_S, wait_until
+from support.postgres import PROGRAMS, postgresql
 from synthetic.endpoint import CHAT, Endpoint, by_seed, completion, mortal, refusal
-from test_serve import Checkout, command_lines
 
 pytestmark = pytest.mark.slow
 PASSWORD = "canary-prefect-5c1e9f"
@@ -29,6 +31,8 @@ KEYS = {
 }
 TOKEN = base64.b64encode(KEYS["PREFECT_SERVER_API_AUTH_STRING"].encode()).decode()
 CANARIES = [PASSWORD, TOKEN, WRONG, *list(KEYS.values())[1:]]
+OF_POSTGRES = "canary-postgres-93ab1c"
+DATABASE = "PREFECT_SERVER_DATABASE_CONNECTION_URL"
 BEFORE_IT_REFUSES = 3
 TINY = "kind: arithmetic, num_operations: [1]"
 SMALL = [
@@ -55,29 +59,26 @@ nbformat.write(made, "seen.ipynb")
 """
 
 
-class Watcher:
-    """Reads the command line of every process, until it is told to stop."""
+@contextmanager
+def watched():
+    """Yields the set that has, after the block, the command line of every process that was seen in it."""
+    seen, over = set(), threading.Event()
 
-    def __init__(self):
-        self.seen, self._ended = set(), threading.Event()
-        self._thread = threading.Thread(target=self._watch, daemon=True)
-        self._thread.start()
+    def watch():
+        while not over.wait(0.1):
+            seen.update(command_lines())
 
-    def _watch(self):
-        while not self._ended.wait(0.1):
-            self.seen |= command_lines()
-
-    def stop(self):
-        self._ended.set()
-        self._thread.join()
-        return self.seen
+    watcher = threading.Thread(target=watch, daemon=True)
+    watcher.start()
+    yield seen
+    over.set()
+    watcher.join()
 
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory):
     """A checkout whose server all machines reach, with every key in the environment; `said` is what it has printed."""
     checkout = Checkout(tmp_path_factory.mktemp("canary"))
-    place_empty_database(checkout.workspace / "prefect")
     ours = {"PREFECT_API_AUTH_STRING": KEYS["PREFECT_SERVER_API_AUTH_STRING"], "PYTHONUNBUFFERED": "1"}
     checkout.environment |= {**KEYS, **ours, "LUFFY_WORKSPACE": str(checkout.workspace)}
     process = checkout.start("--host", "0.0.0.0", "--name", "proxy.example")
@@ -92,12 +93,12 @@ def found_in(text):
     return [canary for canary in CANARIES if canary in text]
 
 
-def found_in_files(checkout):
+def found_in_files(checkout, canaries=CANARIES):
     """Files of the checkout, the workspace (with Prefect's database) and the home directory that hold a key."""
     files = [path for path in checkout.root.parent.rglob("*") if path.is_file() and not path.is_symlink()]
-    assert any(path.name == "prefect.db" for path in files)
+    assert files
     contents = {path: path.read_bytes() for path in files}
-    return [path for path, content in contents.items() if any(canary.encode() in content for canary in CANARIES)]
+    return [path for path, content in contents.items() if any(canary.encode() in content for canary in canaries)]
 
 
 def answers_of(checkout):
@@ -137,17 +138,16 @@ def overrides_with(teacher, judge):
 
 def test_no_key_is_in_a_file_a_database_an_answer_a_notebook_an_export_or_a_process_list(served, endpoints):
     teacher, judge, model = endpoints
-    watcher, place = Watcher(), served.workspace
+    place = served.workspace
     trackers = [f"tracking.tensorboard={place}/events", f"tracking.mlflow=sqlite:///{place}/runs.db"]
     asked = {"overrides": [*overrides_with(teacher, judge), *trackers]}
-    done, _ = served.deploy("full-pipeline/smoke", asked, "--watch")
-    refused = served.run(
-        "-m", "luffy", "evaluate", "exp_configs/smoke.yaml", "--model", "api:org/x", "--url", f"{model.url}/v1", *SMALL,
-        "execution.server={api_key_variable: SERVED_KEY, max_retries: 0}",
-    )  # fmt: skip
-    exported = served.run("-m", "luffy", "export", "smoke-1", str(place / "exported"))
-    notebook = served.run("-c", NOTEBOOK)
-    commands = watcher.stop()
+    at_model = ["--model", "api:org/x", "--url", f"{model.url}/v1"]
+    its_key = "execution.server={api_key_variable: SERVED_KEY, max_retries: 0}"
+    with watched() as commands:
+        done = served.deploy("full-pipeline/smoke", asked, "--watch")
+        refused = served.run("-m", "luffy", "evaluate", "exp_configs/smoke.yaml", *at_model, *SMALL, its_key)
+        exported = served.run("-m", "luffy", "export", "smoke-1", str(place / "exported"))
+        notebook = served.run("-c", NOTEBOOK)
     assert exported.returncode == notebook.returncode == 0, exported.stderr + notebook.stderr
     assert (place / "exported/README.md").is_file(), exported.stdout
     assert done.returncode == 0, done.stdout + done.stderr
@@ -160,6 +160,7 @@ def test_no_key_is_in_a_file_a_database_an_answer_a_notebook_an_export_or_a_proc
     assert not found_in("\n".join(commands))
     assert not found_in(printed)
     assert not found_in(answers_of(served))
+    assert (place / "prefect" / "prefect.db").is_file()
     assert not found_in_files(served)
 
 
@@ -170,13 +171,10 @@ def test_a_flow_with_another_password_is_one_line_without_it(served):
     assert not found_in(result.stdout + result.stderr) and not found_in_files(served)
 
 
-@pytest.mark.parametrize(
-    ("password", "status"), [(None, 401), ("lab:guess", 401), (KEYS["PREFECT_SERVER_API_AUTH_STRING"], 200)]
-)
-def test_the_api_is_open_to_its_password_alone(served, password, status):
-    given = None if password is None else tuple(password.split(":"))
-    for path in ("flow_runs/filter", "deployments/filter"):
-        assert httpx.post(f"{served.api}/{path}", json={}, auth=given, timeout=PATIENCE_S).status_code == status
+def test_the_api_is_open_to_its_password_alone(served):
+    for auth, status in ((None, 401), (("lab", "guess"), 401), (("lab", PASSWORD), 200)):
+        for path in ("flow_runs/filter", "deployments/filter"):
+            assert httpx.post(f"{served.api}/{path}", json={}, auth=auth, timeout=PATIENCE_S).status_code == status
 
 
 def page(served, host, origin=None):
@@ -216,3 +214,45 @@ def test_the_ui_is_served_and_reaches_its_api_under_the_name_in_the_browser(serv
     assert "frame-ancestors 'self'" in found.headers["content-security-policy"]
     settings = httpx.get(f"{address}/ui-settings", timeout=PATIENCE_S).json()
     assert (settings["api_url"], settings["auth"]) == ("/api", "BASIC")
+
+
+@pytest.mark.skipif(PROGRAMS is None, reason="needs PostgreSQL's programs in /usr/lib/postgresql")
+def test_runs_share_a_server_over_postgresql_and_its_password_is_found_nowhere(tmp_path):
+    """Three at once, of which two may run."""
+    checkout = Checkout(tmp_path, has_sqlite=False)
+    with postgresql(OF_POSTGRES) as url:
+        checkout.environment[DATABASE] = url
+        process = checkout.start("--limit", "2")
+        runs = [checkout.begin(SHORT) for _ in range(3)]
+        most, commands = 0, set()
+
+        def have_ended():
+            nonlocal most
+            states = [checkout.state(run) for run in runs]
+            most = max(most, states.count("RUNNING"))
+            commands.update(command_lines())
+            return set(states) <= set(ENDED)
+
+        wait_until(have_ended, every_s=LOOK_S)
+        assert [checkout.state(run) for run in runs] == ["COMPLETED"] * 3
+        assert 1 <= most <= 2
+        logs = checkout.ask("logs/filter", limit=200)
+        settings = httpx.get(f"{checkout.api}/admin/settings", timeout=PATIENCE_S).text
+        process.send_signal(signal.SIGINT)
+        said = process.communicate(timeout=PATIENCE_S)[0]
+    assert process.returncode == 0
+    assert not (checkout.workspace / "prefect" / "prefect.db").exists()
+    assert not found_in_files(checkout, [OF_POSTGRES])
+    assert OF_POSTGRES not in "".join([*commands, said, settings, json.dumps(logs)])
+
+
+def test_a_database_that_is_not_there_ends_in_one_line_without_the_password(tmp_path):
+    checkout = Checkout(tmp_path, has_sqlite=False)
+    result = checkout.run(
+        *("flows/serve.py", "--port", str(checkout.port), "--workspace", str(checkout.workspace)),
+        **{DATABASE: f"postgresql+asyncpg://prefect:{OF_POSTGRES}@127.0.0.1:9/prefect"},
+    )
+    assert result.returncode == 1
+    assert "the Prefect server did not start" in result.stderr and result.stderr.count("\n") == 1
+    assert OF_POSTGRES not in result.stdout + result.stderr
+    assert not found_in_files(checkout, [OF_POSTGRES])

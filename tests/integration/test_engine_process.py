@@ -25,6 +25,7 @@ from luffy.pipeline.supervise import supervise
 from luffy.pipeline.workspace import Workspace
 from luffy.processes import marked_processes
 
+pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]
 OUTPUTS = ("model.safetensors", "samples.jsonl.zst", "results.json")
 CHAIN = (
@@ -183,30 +184,19 @@ def said(workspace: Path) -> list[str]:
     return [re.sub(r"/.*| in \d+ s$", "", text) for text in told]
 
 
-@pytest.fixture(scope="module")
-def chain(tmp_path_factory) -> Path:
-    """A workspace after a chain of base, SFT, RL and three evaluations with vLLM."""
-    workspace = tmp_path_factory.mktemp("chain")
-    result = ran([sys.executable, "-m", "luffy", "run", *CHAIN, "--workspace", str(workspace)], cwd=ROOT)
-    assert result.returncode == 0, result.stdout + result.stderr
-    return workspace
-
-
-@pytest.mark.slow
 @needs_vllm
 @needs_no_gpu
-def test_a_chain_starts_one_engine(chain):
-    assert said(chain) == [STARTED, f"{KEPT}base", f"{KEPT}sft", f"{KEPT}rl"]
-
-
-@pytest.mark.slow
-@needs_vllm
-@needs_no_gpu
-def test_stages_have_the_bits_of_a_fresh_engine_and_leave_no_trainer(chain, shared, run, tmp_path):
+def test_a_chain_starts_one_engine_whose_stages_have_the_bits_of_a_fresh_one_and_leave_no_trainer(
+    shared, run, tmp_path, tmp_path_factory
+):
     """In another order than the chain's: each stage once with an engine that it starts, once with one that it is given.
 
-    `test_a_chain_starts_one_engine` shows which of the chain's is which.
+    The chain is base, SFT, RL and three evaluations.
     """
+    chain = tmp_path_factory.mktemp("chain")
+    result = ran([sys.executable, "-m", "luffy", "run", *CHAIN, "--workspace", str(chain)], cwd=ROOT)
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert said(chain) == [STARTED, f"{KEPT}base", f"{KEPT}sft", f"{KEPT}rl"]
     for stage in ("prepare_data", "base", "sft"):
         shutil.copytree(chain / "stages" / stage, tmp_path / "stages" / stage)
     experiment = open_experiment(load_experiment(ROOT / CHAIN[0], CHAIN[1:]), Workspace(tmp_path))

@@ -5,9 +5,9 @@ import re
 import sys
 
 import pytest
+from serving import copy_of_the_code
 from support.patience import ran
 from support.prefect_api import shared_api, without_prefect
-from test_serve import copy_of_the_code
 
 pytestmark = pytest.mark.slow
 PROGRAM = """\

@@ -1,188 +1,27 @@
-"""`make serve` for real: server, worker and deployments; runs from another terminal, cancelled, killed, refused.
+"""`make serve` for real: server, worker and deployments; runs from another terminal, cancelled, killed, refused."""
 
-The server works in a folder of its own, with a copy of the checkout, and other terminals in that copy.
-"""
-
-import contextlib
 import json
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
-import time
-from pathlib import Path
 
 import httpx
 import psutil
 import pytest
-from campaigns.random_kills import processes_of
+from serving import LONG, LOOK_S, ROOT, SHORT, Checkout
 from support.patience import PATIENCE_S, ran, wait_until
-from support.prefect_api import place_empty_database
 
-from luffy.flows.prefect_api import free_port
 from luffy.pipeline.lock import holder_of
 
 pytestmark = pytest.mark.slow
-ROOT = Path(__file__).parents[2]
-HOLDING = Path(__file__).parent / "holding"
-SHORT = ["stages=[prepare_data, base]", "base.steps=4"]
-LONG = [
-    "stages=[prepare_data, base]",
-    "base.steps=100000",
-    "base.optimizer.schedule={kind: constant}",
-    "execution.checkpoint.base_every=2",
-]
-"""Its stage never ends: a run of it goes on where the last one was ended."""
-LOOK_S = 0.5
-"""Between two looks that the server has to answer: it takes as long as the run that is waited for."""
-ENDED = ("COMPLETED", "FAILED", "CRASHED", "CANCELLED")
-
-
-def copy_of_the_code(root, *names):
-    """Copy these folders of the checkout to `root`: with their byte code, which each process would make anew."""
-    for name in names:
-        writing = shutil.ignore_patterns("*.pyc.*")  # byte code that is only being written
-        shutil.copytree(ROOT / name, root / name, symlinks=True, ignore=writing)
-
-
-def command_lines():
-    """Those of all processes. Asked many times a second: psutil would take a core."""
-    found = set()
-    for process in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):
-            found.add((process / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace"))
-    return found
-
-
-class Checkout:
-    """A copy of the checkout with a workspace, and terminals in it that know the server."""
-
-    def __init__(self, root):
-        self.root, self.workspace, self.port = root / "checkout", root / "workspace", free_port()
-        self.said = []
-        copy_of_the_code(self.root, "flows", "tasks", "luffy", "data", "exp_configs")
-        shutil.copy(ROOT / "prefect.yaml", self.root)
-        for name in ("home", "served"):
-            (root / name).mkdir()
-        inherited = {name: value for name, value in os.environ.items() if not name.startswith(("PREFECT", "LUFFY"))}
-        self.api = f"http://127.0.0.1:{self.port}/api"
-        self.environment = {
-            **inherited,
-            "PREFECT_API_URL": self.api,
-            "HOME": str(root / "home"),
-            "PYTHONPATH": f"{self.root}:{HOLDING}",
-            "TEST_PACE": "base:100000:0.5",  # a stage of LONG is there to be ended, and would take a core
-            "COLUMNS": "250",
-        }
-
-    def start(self, *options):
-        command = [sys.executable, self.root / "flows/serve.py", "--port", str(self.port), "--workspace"]
-        process = subprocess.Popen(
-            [*command, self.workspace, *options],
-            cwd=self.root.with_name("served"),
-            env={**self.environment, "PYTHONUNBUFFERED": "1"},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # as in a terminal
-        )
-        self.said = []
-        for line in process.stdout:
-            self.said.append(line)
-            if line.startswith("Ctrl-C ends"):
-                return process
-        raise AssertionError("".join(self.said))
-
-    def run(self, *arguments, **more):
-        return ran([sys.executable, *arguments], cwd=self.root, env={**self.environment, **more})
-
-    def begin(self, overrides, **more):
-        """Start the deployment as the page of the server does; returns the run's identifier."""
-        deployment = self.ask("deployments/name/full-pipeline/smoke")["id"]
-        path = f"deployments/{deployment}/create_flow_run"
-        return self.ask(path, parameters={"overrides": overrides}, **more)["id"]
-
-    def deploy(self, name, parameters, *options):
-        """Start a deployment by Prefect's command; returns the finished command and the run's identifier."""
-        given = [word for key, value in parameters.items() for word in ("-p", f"{key}={json.dumps(value)}")]
-        result = self.run("-m", "prefect", "deployment", "run", name, *given, *options)
-        found = re.search(r"UUID: (\S+)", result.stdout)
-        return result, found and found[1]
-
-    def ask(self, path, **body):
-        """As Prefect's client asks: a server whose SQLite database was locked (503) is asked again."""
-        method, url = "POST" if body else "GET", f"{self.api}/{path}"
-        while True:
-            answer = httpx.request(method, url, json=body or None, timeout=PATIENCE_S)
-            if answer.status_code != httpx.codes.SERVICE_UNAVAILABLE:
-                return answer.raise_for_status().json()
-            time.sleep(LOOK_S)
-
-    def state(self, run):
-        return self.ask(f"flow_runs/{run}")["state_type"]
-
-    def end_of(self, run):
-        """The state in which `run` ends."""
-        wait_until(lambda: self.state(run) in ENDED, f"the end of {run}", every_s=LOOK_S)
-        return self.state(run)
-
-    def wait_until_cancelled(self, run):
-        """Prefect calls an interrupted run crashed, until the run itself has told it better."""
-        wait_until(lambda: self.state(run) == "CANCELLED", f"the cancellation of {run}", every_s=LOOK_S)
-
-    def cancel(self, run):
-        """Request it as the page of the server does."""
-        answer = self.ask(f"flow_runs/{run}/set_state", state={"type": "CANCELLING", "name": "Cancelling"})
-        assert answer["status"] == "ACCEPT"
-
-    def artifacts(self, run):
-        """What the run shows, the oldest first; Prefect's own record of its result has no type."""
-        found = self.ask("artifacts/filter", artifacts={"flow_run_id": {"any_": [run]}}, sort="CREATED_DESC")
-        return [artifact for artifact in reversed(found) if artifact["type"] is not None]
-
-    def processes(self, *words):
-        """Live ones of this checkout's workspace whose commands have these words."""
-        found = []
-        for process in processes_of(self.workspace):
-            with contextlib.suppress(psutil.NoSuchProcess):
-                found += [process] if all(word in " ".join(process.cmdline()) for word in words) else []
-        return found
-
-    def task_states(self, run):
-        """The last state of each task of a run, by name."""
-        found = self.ask("task_runs/filter", task_runs={"flow_run_id": {"any_": [run]}})
-        return {task["name"]: task["state_name"] for task in found}
-
-    def action_of_base(self):
-        """What the newest run did for its stage `base`."""
-        newest = max(self.workspace.glob("runs/*/run.json"), key=lambda path: path.stat().st_mtime)
-        return json.loads(newest.read_text())["stages"]["base"]["action"]
-
-    def wait_for_steps(self, run):
-        """Until the stage of the long `run` shows steps and has a checkpoint."""
-        asked = {"flow_run_id": {"any_": [run]}, "type": {"any_": ["progress"]}}
-
-        def shows_steps():
-            found = self.ask("artifacts/filter", artifacts=asked)
-            return any(one["data"] > 0 for one in found if one["description"].startswith("base: "))
-
-        wait_until(shows_steps, f"steps of {run}", every_s=LOOK_S)
-        events = max(self.workspace.glob("stages/base/*/events.jsonl"), key=lambda path: path.stat().st_mtime)
-        wait_until(lambda: list(events.parent.glob("checkpoints/step_*/COMPLETE")))
 
 
 @pytest.fixture(scope="module")
-def checkout(tmp_path_factory):
-    checkout = Checkout(tmp_path_factory.mktemp("serve"))
-    place_empty_database(checkout.workspace / "prefect")
-    return checkout
-
-
-@pytest.fixture(scope="module")
-def served(checkout):
+def served(tmp_path_factory):
     """With a server; a test that ends it starts another one."""
+    checkout = Checkout(tmp_path_factory.mktemp("serve"))
     checkout.process = checkout.start()
     yield checkout
     checkout.process.send_signal(signal.SIGINT)
@@ -231,8 +70,7 @@ def test_a_deployment_runs_from_another_terminal_and_shows_what_it_does(served, 
     assert "data:image/svg+xml" in pages["smoke-base"]
     listed = {one["key"] for one in served.ask("artifacts/latest/filter", limit=200)}
     assert set(pages) <= listed and None not in listed
-    logs = served.ask("logs/filter", logs={"flow_run_id": {"any_": [run]}}, limit=200)
-    assert any("corpus: 5" in log["message"] and log["level"] == 20 for log in logs)
+    assert any("corpus: 5" in log["message"] and log["level"] == 20 for log in served.logs(run))
     assert (served.workspace / "warm_server.log").is_file(), "its stages are forked, as by the command line"
 
 
@@ -244,7 +82,7 @@ def test_a_mistake_in_the_experiment_is_one_line_before_any_stage_and_not_retrie
     assert line in found["state"]["message"]
     assert served.task_states(run) == {}
     wait_until(lambda: not served.processes("prefect.engine"))  # it sends its last lines as it ends
-    logs = [log["message"] for log in served.ask("logs/filter", logs={"flow_run_id": {"any_": [run]}}, limit=200)]
+    logs = [log["message"] for log in served.logs(run)]
     assert not any("Traceback" in message for message in logs)
     assert sum(line in message and "\n" not in message for message in logs) >= 1
 
@@ -368,15 +206,11 @@ def test_stages_share_no_gpu_and_a_cached_one_does_not_queue(served, first, one_
     assert taken() == 0
 
 
-def test_a_second_server_is_refused_in_one_line(served):
-    """`test_serve_alone` has one at another port, for the same workspace."""
-    result = served.run("flows/serve.py", "--port", str(served.port))
-    assert (result.returncode, result.stderr.count("\n")) == (2, 1)
-    assert "a Prefect server answers there already" in result.stderr
-
-
 def test_kill_9_leaves_no_process_and_the_next_server_closes_what_ran(served):
-    """The last test of this server."""
+    """The last test of this server. While it runs, another one at its port is refused in one line."""
+    refused = served.run("flows/serve.py", "--port", str(served.port))
+    assert (refused.returncode, refused.stderr.count("\n")) == (2, 1)
+    assert "a Prefect server answers there already" in refused.stderr
     run = served.begin(LONG)
     served.wait_for_steps(run)
     # One of the same pool that a worker on another host has said to be running.

@@ -8,9 +8,10 @@ from uuid import UUID
 import httpx
 import pytest
 from prefect.exceptions import ObjectNotFound
+from support.refusals import refused
 
 from luffy.cli.main import main
-from luffy.errors import EXIT_FAILURE, UserError
+from luffy.errors import EXIT_FAILURE
 from luffy.flows import serve
 from luffy.flows.prefect_api import ServerAddress, free_port
 from luffy.pipeline.lock import stage_lock
@@ -20,9 +21,14 @@ from luffy.pipeline.workspace import Workspace
 def test_a_port_where_another_program_listens_is_refused():
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
-        with pytest.raises(UserError, match=f"--port {port}: Address already in use; give another --port"):
+        with refused(f"--port {port}"):
             serve.refuse_taken("127.0.0.1", port)
     serve.refuse_taken("127.0.0.1", port)
+    # Ports for servers are not those of connections.
+    lowest_of_connections = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    port = free_port()
+    assert port < lowest_of_connections
+    socket.create_server(("127.0.0.1", port)).close()
 
 
 def test_the_lock_is_taken_before_any_server_is_started(tmp_path, monkeypatch):
@@ -32,15 +38,8 @@ def test_the_lock_is_taken_before_any_server_is_started(tmp_path, monkeypatch):
     workspace = Workspace(tmp_path / "workspace")
     workspace.prepare()
     (workspace.prefect_home / "serving").mkdir(parents=True)
-    with stage_lock(workspace.prefect_home / "serving"), pytest.raises(UserError, match="is served already"):
+    with stage_lock(workspace.prefect_home / "serving"), refused(str(workspace.root), "served already"):
         serve._serve(workspace, ServerAddress(free_port()), 1)
-
-
-def test_ports_for_servers_are_not_those_of_connections():
-    lowest_of_connections = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
-    port = free_port()
-    assert port < lowest_of_connections
-    socket.create_server(("127.0.0.1", port)).close()
 
 
 ODD, KNOWN, CANCELLED = (UUID(int=number) for number in range(3))
@@ -64,11 +63,11 @@ class ApiOfRuns:
         self.closed[run] = state.type.value
 
 
-@pytest.mark.parametrize("status", [404, 503])
-def test_a_run_that_cannot_be_closed_keeps_no_other_from_it(status):
-    client = ApiOfRuns(status)
-    serve._close(client, {ODD, KNOWN, CANCELLED})
-    assert client.closed == {KNOWN: "CRASHED", CANCELLED: "CANCELLED"}
+def test_a_run_that_cannot_be_closed_keeps_no_other_from_it():
+    for status in (404, 503):
+        client = ApiOfRuns(status)
+        serve._close(client, {ODD, KNOWN, CANCELLED})
+        assert client.closed == {KNOWN: "CRASHED", CANCELLED: "CANCELLED"}
 
 
 @pytest.mark.parametrize(

@@ -1,28 +1,176 @@
-"""Real stage processes under supervision: what is passed on, and that nothing outlives its supervisor."""
+"""Real stage processes, started cold or forked from a warm server: what is passed on, how they end, and that nothing
+outlives its supervisor."""
 
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, nullcontext
+from contextvars import copy_context
 from pathlib import Path
 from types import SimpleNamespace
 
+import psutil
 import pytest
-from support.patience import lives, wait_until
+from campaigns.random_kills import promised_of
+from flow_process import UNDISTURBED
+from support.patience import PATIENCE_S, lives, wait_until
 from toy_run import Recorder, toy_run
 
-from luffy.errors import StageFailed
+from luffy.config import load_experiment
+from luffy.errors import EXIT_FAILURE, StageFailed
+from luffy.pipeline import supervise as supervision
+from luffy.pipeline.experiment import ExperimentRun, open_experiment
 from luffy.pipeline.job import JOB_FILE, write_job
 from luffy.pipeline.lock import holder_of
 from luffy.pipeline.supervise import supervise
+from luffy.pipeline.warm_start import WarmServer, can_start_warm, current_warm_server
+from luffy.pipeline.workspace import Workspace
+from luffy.processes import marked_processes
 
-DRIVER = Path(__file__).with_name("toy_run.py")
+ROOT = Path(__file__).parents[2]
+COLD, WARM = ROOT / "tests/integration/toy_run.py", ROOT / "tests/integration/warm_run.py"
+"""Supervisors of stages."""
+SLEEP = "import time; time.sleep(7200)"
+FAMILY = """
+import os, subprocess, sys, time
+deaf = "import signal, time; signal.signal(15, signal.SIG_IGN); print('ready', flush=True); time.sleep(9999)"
+child = subprocess.Popen([sys.executable, "-c", deaf], start_new_session=True, stdout=subprocess.PIPE)
+child.stdout.readline()
+fork = os.fork()  # no exec: its environment in /proc is the server's
+if fork == 0:
+    os.setsid()
+    time.sleep(7200)
+print("pids", os.getpid(), child.pid, fork)
+time.sleep(7200)
+"""
+
+TITLED = """
+import os, subprocess, sys, time
+from setproctitle import setproctitle
+worker = "from setproctitle import setproctitle; setproctitle('VLLM::Worker_TP0'); print('titled', flush=True)"
+worker += "; import time; time.sleep(7200)"
+child = subprocess.Popen([sys.executable, "-c", worker], start_new_session=True, stdout=subprocess.PIPE)
+child.stdout.readline()
+reading, writing = os.pipe()
+fork = os.fork()  # no exec: its environment in /proc is the stage's, or the server's
+if fork == 0:
+    os.setsid()
+    setproctitle("VLLM::EngineCore")
+    os.write(writing, b"titled")
+    time.sleep(7200)
+os.read(reading, 6)
+print("pids", child.pid, fork)
+time.sleep(7200)
+"""
 
 
-def driver(root, *nodes):
-    return subprocess.Popen([sys.executable, str(DRIVER), str(root), *nodes], stdout=subprocess.PIPE, text=True)
+def pids_in(text):
+    return [int(pid) for pid in re.findall(r"\d+", text)]
+
+
+@pytest.fixture
+def program(tmp_path, monkeypatch):
+    """Writes the module `warm_probe`."""
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), str(ROOT)]))
+    return lambda code: (tmp_path / "warm_probe.py").write_text(code)
+
+
+@contextmanager
+def warm_server(directory, libraries=()):
+    """A server in use. Not a fixture, since pytest changes the environment between a test's setup and the test."""
+    server = WarmServer(directory / "server.log", libraries)
+    with server.use():
+        yield server
+
+
+@pytest.fixture
+def never_cold(monkeypatch):
+    monkeypatch.delattr(supervision, "_start_cold")
+
+
+@pytest.fixture(params=["cold", "warm"])
+def way(request, tmp_path):
+    """Opens a block in which stages are started cold, or one in which they cannot be."""
+    if request.param == "cold":
+        return nullcontext
+    request.getfixturevalue("never_cold")
+    return lambda: warm_server(tmp_path)
+
+
+def run(directory, *arguments, on_line=lambda line: None):
+    command = [sys.executable, "-m", "warm_probe", *arguments]
+    supervise(command, directory, on_event=lambda event: None, on_line=on_line)
+    return (directory / "log.txt").read_text()
+
+
+# Cold or warm
+
+
+@pytest.mark.parametrize(
+    ("code", "message"),
+    [
+        ("raise SystemExit(3)", "failed with exit code 3"),
+        ("1 / 0", "failed with exit code 1(.|\n)*ZeroDivisionError"),
+        ("import os; os.kill(os.getpid(), 9)", "was ended by SIGKILL"),
+        ("import threading, time; threading.Thread(target=lambda: (time.sleep(0.2), print('late'))).start()", None),
+    ],
+)
+def test_the_exit_of_a_stage_is_reported_and_the_next_one_starts(program, tmp_path, way, code, message):
+    program(code)
+    with way():
+        if message:
+            with pytest.raises(StageFailed, match=message):
+                run(tmp_path)
+        else:
+            assert run(tmp_path).endswith("late\n")
+        program("import os; print('WARNING one'); print('two')")
+        lines = []
+        assert run(tmp_path, on_line=lines.append).endswith("WARNING one\ntwo\n")
+        assert lines == ["WARNING one", "two"]
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
+def test_stopping_the_supervisor_ends_all_stage_processes_but_no_warm_server(program, tmp_path, way, error):
+    program(FAMILY)
+    pids = []
+
+    def stop(line):
+        pids.extend(pids_in(line))
+        raise error
+
+    with way() as warm:
+        with pytest.raises(error):
+            supervise([sys.executable, "-m", "warm_probe"], tmp_path, on_event=print, on_line=stop, grace_s=0.5)
+        assert len(pids) == 3
+        assert not any(lives(pid) for pid in pids)
+        if warm is not None:
+            assert [process.pid for process in marked_processes(warm.mark)] == [warm.pid]
+            program("print('next')")
+            assert run(tmp_path).endswith("next\n")
+
+
+def test_processes_that_give_themselves_a_title_end_with_the_stage(program, tmp_path, way):
+    """As vLLM's workers do; the title would overwrite the mark by which they are found."""
+    pytest.importorskip("setproctitle", reason="needs the package setproctitle")
+    program(TITLED)
+    pids = []
+
+    def stop(line):
+        pids.extend(pids_in(line))
+        raise KeyboardInterrupt
+
+    with way(), pytest.raises(KeyboardInterrupt):
+        supervise([sys.executable, "-m", "warm_probe"], tmp_path, on_event=print, on_line=stop, grace_s=0.5)
+    assert len(pids) == 2
+    wait_until(lambda: not any(lives(pid) for pid in pids))  # one that is dying has no mark any more
+
+
+# Toy stages of an experiment
 
 
 def read_until(process, pattern):
@@ -33,56 +181,37 @@ def read_until(process, pattern):
     raise AssertionError(f"the driver ended without {pattern!r}")
 
 
-def checkpoint_written(root):
-    return any(root.glob("stages/prepare_data/*/checkpoints/step_000002/COMPLETE"))
-
-
-def stage_pid(root):
-    (directory,) = (root / "stages" / "prepare_data").iterdir()
-    return int(re.search(r"pid (\d+)", holder_of(directory))[1])
-
-
-def test_events_and_log_lines_are_passed_on(tmp_path):
-    code = "import os; print('WARNING one'); print('two')"
-    lines = []
-    supervise([sys.executable, "-c", code], tmp_path, on_event=lambda event: None, on_line=lines.append)
-    assert lines == ["WARNING one", "two"]
-    assert (tmp_path / "log.txt").read_text() == "WARNING one\ntwo\n"
-
-
 def test_progress_arrives_from_first_to_last(tmp_path):
     recorder = Recorder()
     manifest = toy_run(tmp_path).execute("prepare_data", recorder)
-    assert recorder.texts("progress")[0] == "1/3"
-    assert recorder.texts("progress")[-1] == "3/3"
+    progress = recorder.texts("progress")
+    assert (progress[0], progress[-1]) == ("1/3", "3/3")
     assert [kind for kind, _ in recorder.told][-1] == "done"
     assert manifest.metrics == {"loss": 0.5}
     assert not list(tmp_path.glob("stages/*/*/shards"))
 
 
-def test_the_users_mistake_keeps_its_line_and_exit_code(tmp_path, monkeypatch):
-    monkeypatch.setenv("TOY_MODE", "mistake")
-    with pytest.raises(StageFailed, match=r"^train\.jsonl:3: prompt: missing; add it$") as caught:
+@pytest.mark.parametrize(
+    ("mode", "exit_code", "message"),
+    [
+        ("mistake", 2, r"^train\.jsonl:3: prompt: missing; add it$"),
+        ("quota", 2, r"^[^\n]*: no space left; [^\n]* the stage resumes$"),
+        ("crash", 1, r"prepare_data failed with exit code 1: RuntimeError: the matrix is not finite(.|\n)*Traceback"),
+    ],
+)
+def test_a_failure_keeps_its_line_and_exit_code_and_a_crash_the_end_of_its_log(
+    tmp_path, monkeypatch, mode, exit_code, message
+):
+    monkeypatch.setenv("TOY_MODE", mode)
+    with pytest.raises(StageFailed, match=message) as caught:
         toy_run(tmp_path).execute("prepare_data", Recorder())
-    assert caught.value.exit_code == 2
+    assert caught.value.exit_code == exit_code
+    if mode == "quota":  # it could not write its error, and resumes
+        monkeypatch.delenv("TOY_MODE")
+        assert toy_run(tmp_path).execute("prepare_data", Recorder()).resumed_from == 2
 
 
-def test_a_stage_that_cannot_write_its_error_ends_in_one_line_and_resumes(tmp_path, monkeypatch):
-    monkeypatch.setenv("TOY_MODE", "quota")
-    with pytest.raises(StageFailed, match=r"^[^\n]*: no space left; [^\n]* the stage resumes$") as caught:
-        toy_run(tmp_path).execute("prepare_data", Recorder())
-    assert caught.value.exit_code == 2
-    monkeypatch.delenv("TOY_MODE")
-    assert toy_run(tmp_path).execute("prepare_data", Recorder()).resumed_from == 2
-
-
-def test_a_crash_carries_the_end_of_the_log(tmp_path, monkeypatch):
-    monkeypatch.setenv("TOY_MODE", "crash")
-    with pytest.raises(StageFailed) as caught:
-        toy_run(tmp_path).execute("prepare_data", Recorder())
-    assert caught.value.exit_code == 1
-    assert "prepare_data failed with exit code 1: RuntimeError: the matrix is not finite" in str(caught.value)
-    assert "Traceback" in str(caught.value)
+CHECKPOINT = "stages/prepare_data/*/checkpoints/step_000002/COMPLETE"
 
 
 @pytest.mark.slow
@@ -92,7 +221,7 @@ def test_a_time_limit_ends_all_stage_processes_and_the_next_run_resumes(tmp_path
     recorder = Recorder()
     limit_s = 86400.0
     passes = SimpleNamespace(
-        sleep=time.sleep, monotonic=lambda: time.monotonic() + limit_s * checkpoint_written(tmp_path)
+        sleep=time.sleep, monotonic=lambda: time.monotonic() + limit_s * any(tmp_path.glob(CHECKPOINT))
     )
     monkeypatch.setattr("luffy.pipeline.supervise.time", passes)
     limit = f"execution.time_limits_s={{prepare_data: {limit_s}}}"
@@ -123,33 +252,16 @@ def test_another_run_of_the_stage_does_not_change_the_execution_settings_of_the_
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
-def test_stopping_the_supervisor_ends_all_stage_processes(tmp_path, monkeypatch, error):
-    monkeypatch.setenv("TOY_MODE", "family")
-    monkeypatch.setenv("TOY_STEP_S", "30")
-    pids = []
-
-    class Stopper(Recorder):
-        def line(self, plan, text):
-            pids.extend(int(pid) for pid in re.findall(r"child (\d+)", text))
-            if pids:
-                raise error
-
-    with pytest.raises(error):
-        toy_run(tmp_path).execute("prepare_data", Stopper())
-    assert pids
-    assert not any(lives(pid) for pid in pids)
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize(("mode", "said"), [("family", r"child (\d+)"), ("deaf", "progress")])
-def test_kill_9_of_the_supervisor_leaves_nothing_behind(tmp_path, monkeypatch, mode, said):
+def test_kill_9_of_the_supervisor_of_a_cold_stage_leaves_nothing_behind(tmp_path, monkeypatch, mode, said):
     """Also of a stage that ignores SIGTERM: it notices that it is orphaned."""
     monkeypatch.setenv("TOY_MODE", mode)
     monkeypatch.setenv("TOY_STEP_S", "60")
-    process = driver(tmp_path, "prepare_data")
+    command = [sys.executable, str(COLD), str(tmp_path), "prepare_data"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     started = map(int, read_until(process, said).groups())
-    left = [stage_pid(tmp_path), *started]
+    (stage,) = (tmp_path / "stages" / "prepare_data").iterdir()
+    left = [int(re.search(r"pid (\d+)", holder_of(stage))[1]), *started]
     assert all(map(lives, left))
     process.kill()
     wait_until(lambda: not any(map(lives, left)))
@@ -181,3 +293,144 @@ def test_kill_9_of_the_stage_ends_its_children_and_the_next_run_resumes(tmp_path
     manifest = toy_run(tmp_path).execute("prepare_data", again)
     assert again.texts("planned") == ["resume from step 3"]
     assert (again.texts("progress")[0], manifest.resumed_from) == ("4/8", 3)
+
+
+# Warm servers
+
+
+def test_a_warm_stage_sees_the_same_process_state_as_a_cold_one(program, tmp_path):
+    program(
+        "import os, sys\n"
+        "mark = 'LUFFY_STAGE_RUN' in os.environ, int(os.environ['LUFFY_SUPERVISOR_PID']) == os.getppid()\n"
+        "print(__name__, sys.argv, sys.stdin.read(), mark, os.getsid(0) == os.getpid(), os.getcwd())\n"
+        "print(sorted(os.listdir('/proc/self/fd')), sys.path, sys.modules['__main__'].__spec__.name)\n"
+        "print(sorted(os.environ), file=sys.stderr)\n"
+        "print(os.getppid())\n"
+    )
+    with warm_server(tmp_path) as warm:
+        *found, parent = run(tmp_path, "--one", "two words").splitlines()
+    assert int(parent) == warm.pid
+    (tmp_path / "log.txt").unlink()
+    assert run(tmp_path, "--one", "two words").splitlines() == [*found, str(os.getpid())]
+
+
+def test_variables_of_a_launcher_reach_no_warm_stage_and_start_none_cold(program, tmp_path, monkeypatch, never_cold):
+    for name in ("RANK", "PYTHONOPTIMIZE"):
+        monkeypatch.setenv(name, "2")
+    program("import os, sys; print('RANK' in os.environ, sys.flags.optimize)")
+    with warm_server(tmp_path):
+        assert run(tmp_path) == "False 0\n"
+
+
+def test_edited_code_is_never_stale(program, tmp_path, monkeypatch, never_cold):
+    """Neither a program nor a module of the package, which the server has loaded with the settings of the stages."""
+    package = shutil.copytree(ROOT / "luffy", tmp_path / "luffy", ignore=shutil.ignore_patterns("__pycache__"))
+    monkeypatch.chdir(tmp_path)
+    code = "import sys; print('luffy.config.settings' in sys.modules, end=' '); import luffy.errors as errors; "
+    program(f"{code} print(errors.__file__, 'first')")
+    errors = package / "errors.py"
+    with warm_server(tmp_path):
+        assert run(tmp_path) == f"True {errors} first\n"
+        program(f"{code} print(hasattr(errors, 'EDITED'), 'second')")
+        assert run(tmp_path).endswith("True False second\n")
+        errors.write_text(errors.read_text() + "EDITED = True\n")
+        assert run(tmp_path).endswith("False True second\n")
+
+
+def test_stages_at_the_same_time_have_servers_of_their_own_which_outlive_the_threads(program, tmp_path, never_cold):
+    program(
+        "import os, sys, time\nprint(os.getppid(), flush=True)\nwhile not os.path.exists(sys.argv[1]): time.sleep(0.01)"
+    )
+
+    def at_once(name):
+        """The servers of two stages that run at the same time, each in a thread that ends with it."""
+        servers, both = [], tmp_path / name
+
+        def seen(line):
+            servers.append(int(line))
+            if len(servers) == 2:
+                both.touch()
+
+        folders = [tmp_path / f"{name}-{number}" for number in range(2)]
+        with ThreadPoolExecutor() as threads:
+            for folder in folders:
+                folder.mkdir()
+            running = [threads.submit(copy_context().run, run, one, str(both), on_line=seen) for one in folders]
+        assert all(one.exception() is None for one in running)
+        return set(servers)
+
+    with warm_server(tmp_path) as warm:
+        found = at_once("first")
+        assert warm.pid in found and len(found) == 2
+        assert at_once("second") == found
+    assert not any(lives(pid) for pid in found)
+
+
+def test_in_another_environment_or_where_no_further_server_starts_a_stage_starts_cold(program, tmp_path, monkeypatch):
+    def refuse(*arguments, **options):
+        raise OSError("no more processes")
+
+    program("import os; print(os.getppid(), os.environ.get('OMP_NUM_THREADS'))")
+    with warm_server(tmp_path) as warm:
+        assert run(tmp_path).startswith(f"{warm.pid} ")
+        with pytest.MonkeyPatch.context() as patch, warm._ordering:  # busy with another stage
+            patch.setattr("luffy.pipeline.warm_start.start_marked", refuse)
+            assert run(tmp_path).splitlines()[-1].startswith(f"{os.getpid()} ")
+        monkeypatch.setenv("OMP_NUM_THREADS", "7")
+        assert run(tmp_path).endswith(f"{os.getpid()} 7\n")
+
+
+@pytest.mark.parametrize(
+    ("library", "logged"),
+    [
+        ("no_such_library", "No module named 'no_such_library'"),
+        ("pyarrow", "no fork with several threads"),
+        ("threaded_library", "no fork with several threads"),
+    ],
+)
+def test_a_server_that_cannot_load_or_has_a_second_thread_never_forks(program, tmp_path, library, logged):
+    code = "import threading, time; threading.Thread(target=time.sleep, args=(7200,), daemon=True).start()"
+    (tmp_path / "threaded_library.py").write_text(code)
+    program("import os; print(os.getppid())")
+    with warm_server(tmp_path, [library]):
+        assert int(run(tmp_path)) == os.getpid()
+    assert logged in (tmp_path / "server.log").read_text()
+
+
+@pytest.mark.parametrize("victim", ["supervisor", "server"])
+def test_kill_9_of_supervisor_or_server_leaves_nothing_behind(program, tmp_path, victim):
+    program(f"import os; print('stage', os.getpid()); {SLEEP}")
+    command = [sys.executable, str(WARM), str(tmp_path), "warm_probe"]
+    driver = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    server, stage = (pids_in(driver.stdout.readline())[0] for _ in range(2))
+    assert psutil.Process(stage).ppid() == server
+    os.kill(server if victim == "server" else driver.pid, signal.SIGKILL)
+    wait_until(lambda: not lives(server) and not lives(stage))
+    _, complaint = driver.communicate(timeout=PATIENCE_S)
+    assert victim == "supervisor" or "the warm server that started it died" in complaint
+
+
+def test_after_the_death_of_the_server_stages_start_cold(program, tmp_path):
+    program(f"print('stage', flush=True); {SLEEP}")
+    with warm_server(tmp_path) as warm:
+        with pytest.raises(StageFailed, match="the same command resumes it") as caught:
+            run(tmp_path, on_line=lambda line: os.kill(warm.pid, signal.SIGKILL))
+        assert (caught.value.exit_code, caught.value.is_interruption) == (EXIT_FAILURE, False)  # as when killed itself
+        assert caught.value.temporary
+        program("import os; print(os.getppid())")
+        assert run(tmp_path).endswith(f"\n{os.getpid()}\n")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not can_start_warm(), reason="needs a machine without a GPU")
+def test_warm_and_cold_training_are_equal_bit_for_bit(undisturbed, tmp_path):
+    """RL of the finished run, whose flow has forked it from a warm server, and made again cold."""
+    workspace = shutil.copytree(undisturbed[0], tmp_path / "workspace", symlinks=True)
+    assert (workspace / "warm_server.log").exists() and current_warm_server() is None
+    experiment = open_experiment(load_experiment(ROOT / UNDISTURBED[0], UNDISTURBED[1:]), Workspace(workspace))
+    directory = experiment.plan_node("rl").directory
+    warm = promised_of(directory)
+    shutil.rmtree(directory)
+    ExperimentRun(experiment, experiment.workspace.new_run("cold", {})).execute("rl", recorder := Recorder())
+    assert recorder.texts("planned") == ["run"]
+    assert promised_of(directory) == warm

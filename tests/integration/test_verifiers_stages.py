@@ -9,10 +9,12 @@ from pathlib import Path
 import psutil
 import pyarrow.parquet as pq
 import pytest
-from real_run import execute, only, opened
+from support.stages import only, opened
+from toy_run import Recorder
 
 from luffy.errors import StageFailed
 from luffy.evaluation.sample_files import read_samples_of
+from luffy.pipeline.experiment import ExperimentRun
 from luffy.tracking.metrics import METRICS_FILE, read_metrics
 
 pytestmark = pytest.mark.slow
@@ -36,8 +38,11 @@ COUNTDOWNS = [
 
 
 def run(workspace: Path, *names: str) -> None:
-    """Make these stages."""
-    execute(opened(workspace, "guess_number.yaml", *COUNTDOWNS), *names)
+    """Make these stages by their programs, with which the interpreters of their environments end."""
+    experiment = opened(workspace, "guess_number.yaml", *COUNTDOWNS)
+    started = ExperimentRun(experiment, experiment.workspace.new_run("test", {}))
+    for name in names:
+        started.execute(name, Recorder())
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +63,7 @@ def stages(folder) -> Path:
     return folder / "undisturbed" / "stages"
 
 
-def test_the_reward_of_a_rollout_is_the_environments(stages):
+def test_reward_metrics_and_verdict_are_the_environments(stages):
     rows = [
         row for file in (only(stages, "rl") / "journal").glob("*.parquet") for row in pq.read_table(file).to_pylist()
     ]
@@ -68,14 +73,8 @@ def test_the_reward_of_a_rollout_is_the_environments(stages):
         assert row["reward"] == measures["reward"] == measures["share"] == pytest.approx(measures["turns"] / 3)
         assert measures["num_turns"] == measures["turns"]
     assert {row["outcome"] for row in rows} <= {"correct", "wrong"}
-
-
-def test_metrics_have_every_reward_function(stages):
     for row in read_metrics(only(stages, "rl") / METRICS_FILE):
         assert row["rollout/share_mean"] == pytest.approx(row["rollout/reward_mean"])
-
-
-def test_evaluation_takes_the_environments_verdict(stages):
     records = list(read_samples_of(only(stages, "evaluate")))
     assert len(records) == 4
     assert all(record.correct == (record.measures["reward"] >= 1.0) for record in records)
@@ -88,11 +87,8 @@ def hosts(folder: Path) -> list[psutil.Process]:
     return [each for each in found if str(folder) in str(each.environ())]
 
 
-def test_nothing_is_left_running(folder, stages):
-    assert hosts(folder) == []
-
-
 def test_a_kill_of_the_foreign_interpreter_in_the_middle_of_an_answer_costs_no_bit(folder, stages):
+    assert hosts(folder) == []
     workspace, die_at = folder / "killed", folder / "die_at"
     shutil.copytree(stages.parent, workspace, symlinks=True, dirs_exist_ok=True)  # caches of libraries may be there
     shutil.rmtree(workspace / "stages" / "rl")

@@ -4,14 +4,17 @@ import asyncio
 import functools
 import shutil
 import subprocess
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
 
 import psutil
 import pytest
 
 from luffy.config.sandbox import SandboxConfig, SandboxLimits
-from luffy.sandbox import ExecutionResult, Sandbox, open_sandbox
+from luffy.sandbox import ExecutionResult, PythonSession, Sandbox, open_sandbox
 from support.patience import PATIENCE_S, lives
 
+T = TypeVar("T")
 PATIENT = SandboxLimits(
     call_cpu_s=60.0,
     call_wall_s=PATIENCE_S,
@@ -47,21 +50,32 @@ def _sandbox() -> Sandbox:
     return asyncio.run(open_sandbox(SandboxConfig(limits=PATIENT)))
 
 
-def run_calls(
-    *codes: str, within: SandboxLimits = PATIENT, config: SandboxConfig | None = None
-) -> list[ExecutionResult]:
-    """The results of calls of one session."""
+def in_session(
+    use: Callable[[PythonSession], Awaitable[T]], within: SandboxLimits = PATIENT, config: SandboxConfig | None = None
+) -> T:
+    """What `use` returns for a session, which is closed afterwards."""
     usual = _sandbox() if config is None else None
 
-    async def run() -> list[ExecutionResult]:
+    async def run() -> T:
         sandbox = await open_sandbox(config) if usual is None else usual
         session = await sandbox.open(within)
         try:
-            return [await session.run(code) for code in codes]
+            return await use(session)
         finally:
             await session.close()
 
     return asyncio.run(run())
+
+
+def run_calls(
+    *codes: str, within: SandboxLimits = PATIENT, config: SandboxConfig | None = None
+) -> list[ExecutionResult]:
+    """The results of calls of one session."""
+
+    async def use(session: PythonSession) -> list[ExecutionResult]:
+        return [await session.run(code) for code in codes]
+
+    return in_session(use, within, config)
 
 
 def run_code(code: str, within: SandboxLimits = PATIENT) -> ExecutionResult:

@@ -1,18 +1,22 @@
 """Real Ray, real DeepSpeed ranks, real vLLM: two ranks and two engines do what one process does.
 
-One cluster, ZeRO 3, untied embeddings and weights by broadcast, for all tests, which go through a run in order: start,
-first update, publish, the loss of engines and of a rank (at a gate of `synthetic.gated_actors`), end.
+Two clusters, each for a row of tests, which go through a run in order: start, first update, publish, the loss of
+engines and of a rank (at a gate of `synthetic.gated_actors`), end. The first has ZeRO 3, untied embeddings and weights
+by broadcast; in the second, weights go by shared memory. Then clusters that cannot be
+joined, and one that was there before and is whole after a start that failed; `test_two_machines` loses a part of one.
 """
 
 import gc
 import os
+import signal
+import socket
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import psutil
@@ -22,16 +26,20 @@ from reference.gradient_case import relative_l2
 from reference.ray_case import REQUESTS, groups_of, largest_gap, model_of, movement, params, spec_of
 from support.installed import needs_vllm
 from support.patience import PATIENCE_S, wait_until, wait_until_ended
+from support.refusals import refused
 from synthetic.gated_actors import GatedEngineActor, GatedRankActor
-from synthetic.placed_kill import kill_at
+from synthetic.placed_kill import kill_at, pid_of
 
 from luffy.cluster import ray_engine
 from luffy.cluster.local import LocalCluster
 from luffy.cluster.ray_cluster import RayCluster
 from luffy.cluster.ray_session import Layout, Place, reserve
 from luffy.cluster.supervision import MemberDied
+from luffy.config.model import LoRAConfig
 from luffy.errors import CheckpointError, ClusterError, ConfigError
+from luffy.flows.prefect_api import free_port
 from luffy.rollout.engine import Completion, RolloutRequest
+from luffy.tensor_sharing import SharedTensor
 from luffy.tracking.metrics import without_times
 from luffy.training.learner import TrainerRank, TrainerSpec
 
@@ -40,6 +48,18 @@ TESTS = Path(__file__).parents[1]
 MAX_GAP = 1e-4
 # The movement is 1e-3 of the parameters, so float32 rounding of the parameters shows in its fourth digit.
 MAX_MOVEMENT_ERROR = 1e-3
+NUM_CPUS = 4
+"""Of the cluster that was there before."""
+
+
+@pytest.fixture(scope="module")
+def gated() -> Iterator[None]:
+    """Engines and ranks have gates."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(TESTS), prepend=os.pathsep)  # Ray's workers import the gated actors
+        patch.setattr(ray_engine, "EngineActor", GatedEngineActor)
+        patch.setattr(ray_engine, "RankActor", GatedRankActor)
+        yield
 
 
 @dataclass
@@ -60,6 +80,12 @@ class Pair:
         self.ray.trainer.export(folder)
         return folder
 
+    def assert_weights_are(self, version: int) -> None:
+        """Of the engine's answers, those that the ranks have."""
+        completions = self.ray.engine.generate(REQUESTS, params())
+        assert largest_gap(self.export(f"after_{version}"), REQUESTS, completions) < MAX_GAP
+        assert all(set(completion.weight_versions) == {version} for completion in completions)
+
     def has_open_group(self) -> bool:
         """Whether rank 0 can broadcast to the engines."""
         (of_rank_0, _) = self.ray.in_turn.call(
@@ -69,7 +95,7 @@ class Pair:
 
 
 @pytest.fixture(scope="module")
-def pair(tmp_path_factory) -> Iterator[Pair]:
+def pair(tmp_path_factory, gated) -> Iterator[Pair]:
     ray_folder, local_folder = tmp_path_factory.mktemp("ray"), tmp_path_factory.mktemp("local")
     spec = spec_of(
         ray_folder, model_of(tied=False), zero_stage=3, trainer_ranks=2, engines=2, weight_transfer="broadcast"
@@ -82,12 +108,10 @@ def pair(tmp_path_factory) -> Iterator[Pair]:
         others.append(subprocess.Popen(["sleep", "100000"]))
         return init(**options)
 
-    with pytest.MonkeyPatch.context() as patch, ExitStack() as stack:
-        patch.setenv("PYTHONPATH", str(TESTS), prepend=os.pathsep)  # Ray's workers import the gated actors
-        patch.setattr(ray_engine, "EngineActor", GatedEngineActor)
-        patch.setattr(ray_engine, "RankActor", GatedRankActor)
-        patch.setattr(ray, "init", start_both)
-        cluster = stack.enter_context(RayCluster(spec))
+    with ExitStack() as stack:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(ray, "init", start_both)
+            cluster = stack.enter_context(RayCluster(spec))
         (other,) = others
         yield Pair(cluster, local, spec, other, stack.close)
     other.kill()
@@ -166,18 +190,12 @@ def test_an_engine_killed_in_a_broadcast_is_replaced_and_the_other_gets_all_weig
     kill_at(victim, "receiving", lambda: pair.ray.publish(5))
     assert not pair.has_open_group()
     assert pair.ray._engines.num_restarts == 1 and pair.ray._engines.members[1] is other
-    completions = pair.ray.engine.generate(REQUESTS, params())
-    assert largest_gap(pair.export("survived"), REQUESTS, completions) < MAX_GAP
-    assert all(set(c.weight_versions) == {5} for c in completions)
-
-
-def test_the_replacement_belongs_to_the_next_broadcast(pair):
+    pair.assert_weights_are(5)
+    # The replacement belongs to the next broadcast.
     pair.ray.trainer.learn(groups_of(6), 6)
     pair.ray.publish(6)
     assert pair.has_open_group()
-    completions = pair.ray.engine.generate(REQUESTS, params())
-    assert largest_gap(pair.export("again"), REQUESTS, completions) < MAX_GAP
-    assert all(set(c.weight_versions) == {6} for c in completions)
+    pair.assert_weights_are(6)
 
 
 def test_an_engine_killed_while_generating_is_replaced_and_every_request_is_answered_once(pair):
@@ -200,17 +218,15 @@ def test_an_error_of_the_ranks_is_raised_as_it_is(pair):
         pair.ray.in_turn.call(TrainerRank.entropies, [(None,), (None,)])
 
 
-ONE = [Place(0, cpus=1, gpus=0)]
-
-
 def test_a_layout_larger_than_the_cluster_is_refused(pair):
-    with pytest.raises(ConfigError, match=r"trainer_ranks 1 and engines 1 need 3 GPUs, the cluster has \d"):
-        reserve(Layout([{"CPU": 1, "GPU": 1}, {"CPU": 1, "GPU": 2}], ONE, ONE), 5)
-    with pytest.raises(ConfigError, match=r"trainer_ranks 1000 and engines 1 need 1001 CPUs, the cluster has"):
-        reserve(Layout([{"CPU": 1}] * 1001, ONE * 1000, ONE), 5)
+    one = [Place(0, cpus=1, gpus=0)]
+    with refused("trainer_ranks 1", "engines 1", "3 GPUs", error=ConfigError):
+        reserve(Layout([{"CPU": 1, "GPU": 1}, {"CPU": 1, "GPU": 2}], one, one), 5)
+    with refused("trainer_ranks 1000", "engines 1", "1001 CPUs", error=ConfigError):
+        reserve(Layout([{"CPU": 1}] * 1001, one * 1000, one), 5)
     everything = ray.cluster_resources()["CPU"]
     with pytest.raises(ClusterError, match=r"CPUs did not become free within 1 s"):
-        reserve(Layout([{"CPU": everything}], ONE, []), 1)
+        reserve(Layout([{"CPU": everything}], one, []), 1)
 
 
 def test_a_rank_killed_while_it_learns_is_named(pair):
@@ -230,3 +246,125 @@ def test_a_process_that_another_thread_starts_while_ray_starts_outlives_ray(pair
         if thread.name == "ray-end":  # it kills what Ray has started
             thread.join(PATIENCE_S)
     assert pair.other.poll() is None
+
+
+# Engines on the ranks' GPUs
+
+
+@pytest.fixture(scope="module")
+def colocated(tmp_path_factory, gated) -> Iterator[RayCluster]:
+    """Engines copy from the memory of the rank beside them, on CPUs by the calls that share a GPU's memory.
+
+    Published are the merged weights of a LoRA adapter and the base's other weights.
+    """
+    spec = spec_of(
+        tmp_path_factory.mktemp("ray"), model_of(tied=True), zero_stage=3,
+        lora=LoRAConfig(rank=4, alpha=8.0),
+        trainer_ranks=2, engines=2, placement="colocated",
+    )  # fmt: skip
+    with RayCluster(spec) as cluster:
+        yield cluster
+
+
+def update_and_publish(cluster: RayCluster, step: int) -> None:
+    cluster.trainer.learn(groups_of(step), step)
+    cluster.publish(step)
+    assert_both_engines_have_the_weights(cluster, step)
+
+
+def assert_both_engines_have_the_weights(cluster: RayCluster, step: int) -> None:
+    folder = cluster._spec.out / f"after_{step}"
+    cluster.trainer.export(folder)
+    for engine in range(2):
+        found = cluster._engines.generate_at(engine, REQUESTS, params())
+        assert largest_gap(folder, REQUESTS, found) < MAX_GAP < largest_gap(cluster._spec.model, REQUESTS, found)
+        assert all(set(completion.weight_versions) == {step} for completion in found)
+
+
+def test_each_engine_copies_from_its_rank_and_the_object_store_brings_the_same_bits(colocated):
+    update_and_publish(colocated, 1)
+    assert colocated._way == "ipc"
+    copied = colocated.engine.generate(REQUESTS, params())
+    colocated._engines.update(colocated._send)
+    assert colocated.engine.generate(REQUESTS, params()) == copied
+
+
+def test_an_engine_killed_while_it_copies_is_replaced_and_both_have_all_weights(colocated):
+    victim, other = colocated._engines.members
+    colocated.trainer.learn(groups_of(2), 2)
+    kill_at(victim, "copying", lambda: colocated.publish(2))
+    assert colocated._engines.num_restarts == 1 and colocated._engines.members[1] is other
+    update_and_publish(colocated, 3)
+    assert colocated._way == "ipc"
+
+
+def test_memory_that_an_engine_cannot_open_is_sent_through_the_object_store_from_then_on(colocated, caplog):
+    """Also where one engine has died idle before, and the other is killed while it receives."""
+
+    def give_memory_of_another_gpu(rank: TrainerRank) -> None:
+        share = SharedTensor.of
+        SharedTensor.of = lambda tensor: replace(share(tensor), gpu="GPU-elsewhere")
+
+    colocated.in_turn.call(give_memory_of_another_gpu, [(), ()])
+    update_and_publish(colocated, 4)
+    victim, idle = colocated._engines.members
+    colocated.trainer.learn(groups_of(5), 5)
+    os.kill(pid_of(idle), signal.SIGKILL)
+    kill_at(victim, "received", lambda: colocated.publish(5))
+    assert colocated._engines.num_restarts == 3
+    assert_both_engines_have_the_weights(colocated, 5)
+    (warning,) = [record.message for record in caplog.records if "object_store" in record.message]
+    assert warning == (
+        "weights go by object_store from now on, not by ipc: this process does not see GPU GPU-elsewhere"
+    )
+
+
+# Clusters of others
+
+
+@pytest.mark.parametrize("answers", [False, True], ids=["nobody listens", "no Ray"])
+def test_an_address_without_a_cluster_is_refused_at_once(tmp_path, answers):
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        if answers:
+            server.listen()
+        spec = spec_of(tmp_path, model_of(tied=True), 0, address=f"127.0.0.1:{server.getsockname()[1]}")
+        # Ray itself, which tries for a minute, is not asked: its error would read "cannot join the Ray cluster".
+        with refused("execution.ray.address", "no Ray cluster answers", error=ConfigError), RayCluster(spec):
+            pass
+
+
+def listens(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+def test_a_start_that_fails_half_way_releases_everything(tmp_path):
+    command = [str(Path(sys.executable).with_name("ray")), "start", "--head", "--block", "--disable-usage-stats"]
+    layout = [f"--port={(port := free_port())}", f"--num-cpus={NUM_CPUS}", "--num-gpus=0", "--include-dashboard=false"]
+    # Both sides want a token or none; a Ray that this process has started before has settled it.
+    environment = {"RAY_AUTH_MODE": "disabled", **os.environ}
+    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    head = subprocess.Popen([*command, *layout], env=environment, **quiet)
+    try:
+        wait_until(lambda: listens(port), "Ray's head")
+        # The rank takes it. The engine finds out by itself, before it loads vLLM.
+        spec = spec_of(tmp_path, model_of(tied=True), zero_stage=0, address=f"127.0.0.1:{port}")
+        vllm = spec.execution.vllm.model_copy(update={"max_num_batched_tokens": 8})
+        spec = replace(spec, execution=spec.execution.model_copy(update={"vllm": vllm}))
+        named = ("execution.vllm.max_num_batched_tokens", "8", "64")
+        with refused(*named, error=ConfigError), RayCluster(spec):
+            pass
+        assert not ray.is_initialized()
+        ray.init(address=f"127.0.0.1:{port}", log_to_driver=False)  # as somebody else sees it
+        try:
+            wait_until(lambda: ray.available_resources().get("CPU", 0) == NUM_CPUS, "the return of all CPUs")
+        finally:
+            ray.shutdown()
+        assert head.poll() is None
+    finally:
+        processes = psutil.Process(head.pid).children(recursive=True)
+        head.terminate()
+        head.wait(timeout=PATIENCE_S)
+        for process in psutil.wait_procs(processes, timeout=10)[1]:
+            process.kill()

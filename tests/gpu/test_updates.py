@@ -1,6 +1,6 @@
-"""Updates as they run by themselves on a GPU, packed and compiled: nothing is compiled again after the first ones.
+"""Updates in bfloat16 as they run by themselves on a GPU: compiled graphs, distance to the engine, peak memory.
 
-Prints MFU, and the mean gap between the log-probabilities of the embedded engine and of the trainer in bfloat16.
+Prints MFU, and the mean gap between the log-probabilities of the embedded engine and of the trainer.
 """
 
 import time
@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from benchmarks.gpu_update import SHAPES, batch
+from benchmarks.gpu_update import CHECKPOINTING, PACKED, RESPONSE_TOKENS, SHAPES, TOKENS, batch, measure
 from reference.gradient_case import step_of
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
@@ -19,7 +19,7 @@ from luffy.rollout.engine import RolloutRequest, SamplingParams
 from luffy.rollout.transformers_engine import TransformersEngine
 from luffy.training.batching import collate
 from luffy.training.policy import Policy
-from luffy.training.ranks import device
+from luffy.training.ranks import device, init_process_group
 from luffy.training.supervised import demonstration
 from luffy.training.update_metrics import MOST_GRAPHS, device_peak, process_metrics
 
@@ -59,16 +59,15 @@ def mean_gap(policy: Policy, vocabulary: int) -> float:
     return float((policy.logprobs(made)[made.response_mask_BT] - sampled).abs().mean())
 
 
-@pytest.mark.parametrize("shape", ["0.5B"])
-def test_nothing_is_compiled_again_after_the_first_updates(shape: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_nothing_is_compiled_again_after_the_first_updates(capsys: pytest.CaptureFixture[str]) -> None:
     before = process_metrics().get("perf/compiled_graphs", 0.0)
-    policy = policy_of(SHAPES[shape])
-    graphs, seconds, flops = zip(*updates(policy, SHAPES[shape]), strict=True)
+    policy = policy_of(SHAPES["0.5B"])
+    graphs, seconds, flops = zip(*updates(policy, SHAPES["0.5B"]), strict=True)
     assert before < graphs[1] == graphs[-1] <= before + MOST_GRAPHS
     peak = device_peak()
     mfu = "" if peak is None else f", MFU {sum(flops[2:]) / sum(seconds[2:]) / peak:.1%}"
     with capsys.disabled():
-        print(f"\n{shape}: {graphs[-1] - before:.0f} graphs, {sum(seconds[2:]):.2f} s for four updates and scores{mfu}")
+        print(f"\n0.5B: {graphs[-1] - before:.0f} graphs, {sum(seconds[2:]):.2f} s for four updates and scores{mfu}")
 
 
 def test_engine_and_trainer_agree_in_bfloat16(capsys: pytest.CaptureFixture[str]) -> None:
@@ -77,3 +76,21 @@ def test_engine_and_trainer_agree_in_bfloat16(capsys: pytest.CaptureFixture[str]
     with capsys.disabled():
         print(f"\nmean gap of log-probabilities in bfloat16: {gap:.4f} nats (goal: 0.02)")
     assert bound is not None and 0 < gap < bound
+
+
+MEASURED = {
+    "ZeRO 1": (),
+    "ZeRO 3, checkpointing": ("execution.zero_stage=3", CHECKPOINTING),
+    "packed": (PACKED,),
+    "offloaded": ("execution.offload_optimizer=true",),
+}
+
+
+@pytest.mark.parametrize("layout", MEASURED)
+def test_the_estimate_of_memory_is_within_ten_per_cent_of_the_peak(layout: str) -> None:
+    """Of two full micro-batches of eight rows: in the second one, gradients are there already."""
+    init_process_group()
+    rows = batch(SHAPES["0.5B"], 16, shortest=RESPONSE_TOKENS)
+    found, _ = measure("0.5B", (TOKENS(16_384), *MEASURED[layout]), rows)
+    print(f"{layout}: estimated {found['estimate']:.2f} GiB, measured {found['peak']:.2f} GiB")
+    assert found["peak"] <= found["estimate"] <= 1.1 * found["peak"]

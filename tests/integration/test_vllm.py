@@ -1,0 +1,467 @@
+"""vLLM really run on CPU: engines in this process with a tied and an untied output head, and a server of `luffy`.
+
+One contract holds for all of them; then come what only engines in a process, and what only servers do.
+"""
+
+import functools
+import json
+import re
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import weakref
+from collections.abc import Iterator, Sequence
+
+import psutil
+import pytest
+import torch
+import torch.distributed as dist
+from reference.gradient_case import ROOT, as_groups, trajectories
+from support.installed import needs_no_gpu, needs_vllm
+from support.patience import PATIENCE_S, wait_until, wait_until_ended
+from support.refusals import refused
+from synthetic.answered_stage import stage_context
+from synthetic.arithmetic import problems
+from torch import Tensor
+from torch._dynamo.utils import counters
+from transformers import Qwen2ForCausalLM
+from vllm_subjects import (
+    CONTEXT,
+    EOS,
+    KEY,
+    MAX_GAP,
+    PARAMS,
+    PROMPTS,
+    REQUESTS,
+    SMALL,
+    STOP,
+    Served,
+    Subject,
+    logprobs_of_fresh_passes,
+    logprobs_with_kept_cache,
+    model_of,
+    save,
+    weights_of,
+)
+
+from luffy.cluster.local import LocalCluster
+from luffy.config import load_experiment
+from luffy.config.evaluation import DecodingConfig, EvaluationConfig
+from luffy.config.execution import ExecutionConfig, VLLMConfig
+from luffy.config.grading import GradingConfig
+from luffy.config.settings import EvaluateSettings, RLSettings
+from luffy.data.parquet import write_prompts
+from luffy.errors import ClusterError, LuffyError
+from luffy.evaluation.sample_files import read_sample_records
+from luffy.pipeline.graph import build_graph
+from luffy.rollout.engine import Completion, RolloutRequest, SamplingParams
+from luffy.rollout.server_engine import ServerEngine, check_servers
+from luffy.rollout.transformers_engine import TransformersEngine
+from luffy.rollout.vllm_engine import VLLMEngine
+from luffy.stages import evaluate
+from luffy.training.learner import TrainerSpec
+from luffy.training.ranks import init_process_group
+from luffy.types import FinishReason
+
+pytestmark = needs_vllm
+TIED = pytest.param("tied", marks=needs_no_gpu)
+UNTIED = pytest.param("untied", marks=[needs_no_gpu, pytest.mark.slow])
+SERVER = pytest.param("server", marks=pytest.mark.slow)
+
+
+@pytest.fixture(scope="module", params=[TIED, UNTIED, SERVER])
+def subject(request, tmp_path_factory) -> Iterator[Subject]:
+    if request.param == "server":
+        served = request.getfixturevalue("served")
+
+        def give(seed: int, version: int) -> None:
+            served.engine.load_weights_from(served.of(seed), version)
+
+        give(0, 0)
+        yield Subject(served.engine, model_of, give, served.generates, logprobs_of_fresh_passes, served=served)
+        return
+    tied = request.param == "tied"
+    model = functools.cache(functools.partial(model_of, tied=tied))
+    folder = save(model(0), tmp_path_factory.mktemp("model"))
+    if not tied:
+        init_process_group()
+    had_group = dist.is_initialized()
+    config = VLLMConfig(cpu_kv_cache_gb=0.05, max_num_seqs=16)
+    engine = VLLMEngine.from_folder(folder, config, "float32", wait_timeout_s=PATIENCE_S)
+    yield Subject(
+        engine,
+        model=model,
+        give=lambda seed, version: engine.load_weights(weights_of(model(seed)), version),
+        generates=lambda: engine._running,
+        expected=logprobs_with_kept_cache,
+        is_tied=tied,
+        num_threads=2,
+    )
+    engine.close()
+    assert dist.is_initialized() is had_group, "vLLM ends its own process groups and no other"
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory) -> Iterator[Served]:
+    """By the command, as it says that an experiment uses it."""
+    folder = tmp_path_factory.mktemp("models")
+    log = folder / "log.txt"
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    model = str(save(model_of(0), folder / "0"))
+    command = [sys.executable, "-m", "luffy", "serve-engine", model, "--port", port, "--", *SMALL.split()]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OPENAI_API_KEY", KEY)
+        patch.setenv("OMP_NUM_THREADS", "1")
+        with log.open("wb") as output:
+            process = subprocess.Popen(command, stdout=output, stderr=output)
+        try:
+            line = r"^rl.engine=openai .*$"
+            wait_until(lambda: process.poll() is not None or re.search(line, log.read_text(), re.M), "the server")
+            said = re.search(line, log.read_text(), re.M)
+            assert said, log.read_text()[-3000:]
+            patient = (f"execution.server.request_timeout_s={PATIENCE_S}", "execution.server.max_retries=1")
+            experiment = load_experiment("smoke", [*shlex.split(said[0]), *patient])
+            config = experiment.execution.server
+            engine = ServerEngine.connect(config, experiment.model.dtype, max_model_len=CONTEXT)
+            yield Served(config, engine, folder, command, process)
+            engine.close()
+        finally:
+            process.kill()  # vLLM ends with it
+
+
+tied_alone = pytest.mark.parametrize("subject", [TIED], indirect=True)
+"""For what does not depend on the output head."""
+in_process = pytest.mark.parametrize("subject", [TIED, UNTIED], indirect=True)
+tied_or_served = pytest.mark.parametrize("subject", [TIED, SERVER], indirect=True)
+by_server = pytest.mark.parametrize("subject", [SERVER], indirect=True)
+
+
+def tokens_of(completions: Sequence[Completion]) -> list[tuple[int, ...]]:
+    return [completion.token_ids for completion in completions]
+
+
+def test_logprobs_equal_a_plain_forward_pass_before_and_after_an_update(subject):
+    for temperature in PARAMS:
+        assert subject.gap({0: subject.model(0)}, REQUESTS, subject.first[temperature], temperature) < MAX_GAP
+    for version in (3, 0):
+        model = subject.load(version)
+        assert subject.engine.weight_version == version
+        for temperature, params in PARAMS.items():
+            completions = subject.engine.generate(REQUESTS, params)
+            assert {v for completion in completions for v in completion.weight_versions} == {version}
+            assert subject.gap({version: model}, REQUESTS, completions, temperature) < MAX_GAP
+            is_as_before = tokens_of(completions) == tokens_of(subject.first[temperature])
+            assert is_as_before is (version == 0), "weights and seed decide the draw"
+
+
+def test_greedy_tokens_equal_those_of_the_embedded_engine(subject):
+    expected = TransformersEngine(subject.model(0), batch_size=64).generate(REQUESTS, PARAMS[0.0])
+    for said, completion in zip(subject.first[0.0], expected, strict=True):
+        assert (said.token_ids, said.finish_reason) == (completion.token_ids, completion.finish_reason)
+        assert said.logprobs == pytest.approx(completion.logprobs, abs=MAX_GAP)
+
+
+@tied_or_served
+def test_updates_fall_between_tokens_of_running_rows(subject):
+    in_turn = [subject.model(seed) for seed in range(3)]
+    models = {version: in_turn[version % 3] for version in range(60)}
+    subject.give(0, 0)
+    params, said, size = SamplingParams(1.0, 240, stop_token_ids=()), {}, subject.num_threads
+
+    def generate(part: int) -> None:
+        said[part] = subject.engine.generate(REQUESTS[part::size], params)
+
+    threads = [threading.Thread(target=generate, args=(part,), daemon=True) for part in range(size)]
+    for thread in threads:
+        thread.start()
+
+    def are_over() -> bool:
+        return not any(thread.is_alive() for thread in threads)
+
+    for version in range(1, len(models)):
+        wait_until(lambda: subject.generates() or are_over(), "a row that is being generated")
+        if are_over():
+            break
+        subject.give(version % 3, version)
+    for thread in threads:
+        thread.join(PATIENCE_S)
+    for part in range(size):
+        versions = [completion.weight_versions for completion in said[part]]
+        assert all(list(row) == sorted(row) and len(row) == 240 for row in versions)
+        assert any(len(set(row)) > 1 for row in versions)
+        assert subject.gap(models, REQUESTS[part::size], said[part]) < MAX_GAP
+
+
+@tied_or_served
+def test_the_kv_cache_of_old_weights_is_never_read_again(subject):
+    # Longer than vLLM's block of 128 tokens on CPU: shorter prompts are never cached.
+    request = RolloutRequest(tuple(i % 12 for i in range(300)), seed=1)
+    params = SamplingParams(1.0, max_response_tokens=4, stop_token_ids=())
+    for seed in (5, 6):
+        model = subject.load(seed)
+        completions = subject.engine.generate([request, request], params)
+        assert subject.gap({seed: model}, [request, request], completions) < MAX_GAP
+
+
+# In this process
+
+
+@tied_alone
+def test_the_rest_of_the_process_may_compile(subject):
+    torch._dynamo.reset()  # an earlier engine's test has compiled the same lines
+    function = torch.compile(lambda x: x + 1, backend="eager")
+    before = counters["stats"]["unique_graphs"]
+    assert function(torch.zeros(2)).tolist() == [1.0, 1.0]
+    assert counters["stats"]["unique_graphs"] > before
+
+
+@tied_alone
+def test_whoever_watches_hears_of_each_response_and_token_while_a_call_runs(subject):
+    heard: list[tuple[int, int]] = []
+    subject.engine.watch = lambda finished, tokens: heard.append((finished, tokens))
+    completions = subject.engine.generate(REQUESTS, PARAMS[1.0])
+    subject.engine.watch = None
+    finished, tokens = map(sum, zip(*heard, strict=True))
+    assert (finished, tokens) == (len(REQUESTS), sum(len(each.token_ids) for each in completions))
+    assert len(heard) > 3, "row by row, not call by call"
+
+
+@tied_alone
+def test_a_request_samples_the_same_tokens_in_any_batch(subject):
+    """vLLM gives each request its own noise, but the logits under it change in their last bits with the batch: only a
+    draw between two tokens that are equal to within those may differ, and none of these is."""
+    subject.load(seed=0)
+    alone = [subject.engine.generate([request], PARAMS[1.0])[0] for request in REQUESTS[:8]]
+    backwards = subject.engine.generate(REQUESTS[::-1], PARAMS[1.0])[::-1]
+    tokens = [c.token_ids for c in subject.first[1.0]]
+    assert [c.token_ids for c in backwards] == tokens
+    assert [c.token_ids for c in alone] == tokens[:8]
+    assert len(set(tokens)) > 12
+
+
+@tied_alone
+def test_a_row_ends_at_its_stop_token_or_at_the_limit_and_at_nothing_else(subject):
+    for completion in subject.first[1.0]:
+        assert STOP not in completion.token_ids[:-1]
+        ended = completion.token_ids[-1] == STOP
+        assert completion.finish_reason is (FinishReason.STOP if ended else FinishReason.LENGTH)
+        assert ended or len(completion.token_ids) == 20
+    reasons = {completion.finish_reason for completion in subject.first[1.0]}
+    assert reasons == {FinishReason.STOP, FinishReason.LENGTH}
+    assert any(EOS in completion.token_ids[:-1] for completion in subject.first[1.0])
+
+
+@tied_alone
+def test_a_prefix_is_continued_within_the_limit_of_the_whole_response(subject):
+    model = subject.load(seed=0)
+    params = SamplingParams(1.0, max_response_tokens=20, stop_token_ids=())
+    prefixes = [tuple(range(1, 1 + length)) for length in (0, 1, 5, 12, 18, 19)]
+    requests = [RolloutRequest(PROMPTS[i % len(PROMPTS)], i, prefix) for i, prefix in enumerate(prefixes)]
+    completions = subject.engine.generate(requests, params)
+    assert [len(completion.token_ids) for completion in completions] == [20, 19, 15, 8, 2, 1]
+    assert {completion.finish_reason for completion in completions} == {FinishReason.LENGTH}
+    assert subject.gap({0: model}, requests, completions) < MAX_GAP
+
+
+@in_process
+def test_weights_are_loaded_one_at_a_time(subject):
+    model, alive, most = subject.model(0), [], 0
+
+    def weights() -> Iterator[tuple[str, Tensor]]:
+        nonlocal most
+        for name, parameter in model.named_parameters():
+            tensor = parameter.data.clone()
+            alive.append(weakref.ref(tensor))
+            most = max(most, sum(reference() is not None for reference in alive))
+            yield name, tensor
+            del tensor
+
+    subject.engine.load_weights(weights(), version=0)
+    # Weights and biases of q, k and v make one layer of vLLM's, which waits for the last of them. The seventh is the
+    # embedding: of a vocabulary that vLLM pads (to a multiple of 64) it waits to the end.
+    assert (most, len(alive)) == (7, 38 if subject.is_tied else 39)
+
+
+@tied_alone
+def test_unusable_requests_are_refused_in_one_line(subject):
+    long = [RolloutRequest((1,) * 500, seed=0), RolloutRequest((1,), seed=0)]
+    with refused("1 of 2", "500"):
+        subject.engine.generate(long, PARAMS[1.0])
+    with refused("temperature", "0.001"):
+        subject.engine.generate(REQUESTS, SamplingParams(0.001, 20, ()))
+
+
+@tied_alone
+def test_a_sleeping_engine_does_not_generate(subject):
+    # CPU engines free nothing, but stop and go on as those on GPUs.
+    subject.engine.sleep(level=1)
+    with pytest.raises(AssertionError, match="wake the engine"):
+        subject.engine.generate(REQUESTS, PARAMS[1.0])
+    subject.engine.wake_up()
+    assert len(subject.engine.generate(REQUESTS, PARAMS[1.0])) == len(REQUESTS)
+
+
+@tied_alone
+def test_an_update_pauses_generation_for_a_bounded_time(subject):
+    model, said = subject.model(0), list[Completion]()
+    waiting = threading.Thread(target=lambda: said.extend(subject.engine.generate(REQUESTS, PARAMS[1.0])), daemon=True)
+    with subject.engine.weight_update(version=9) as update:
+        subject.engine._lock._timeout_s = 0.2
+        with pytest.raises(LuffyError, match=r"busy for 0\.2 s"):
+            subject.engine.generate(REQUESTS, PARAMS[1.0])
+        subject.engine._lock._timeout_s = 60
+        waiting.start()
+        for name, tensor in weights_of(model):
+            update.load(name, tensor)
+    waiting.join(timeout=PATIENCE_S)
+    assert {version for completion in said for version in completion.weight_versions} == {9}
+    assert subject.gap({9: model}, REQUESTS, said) < MAX_GAP
+
+
+@tied_alone
+def test_turns_that_share_a_cache_agree_with_the_model_over_the_whole_conversation(subject):
+    model = subject.load(seed=11)
+    observation = (3, 17, 5)
+    params = SamplingParams(1.0, max_response_tokens=120, stop_token_ids=(STOP,))
+    prefixes: list[tuple[int, ...]] = [()] * len(REQUESTS)
+    for turn in range(4):
+        requests = [
+            RolloutRequest(request.prompt_ids, 100 * turn + i, prefix, max_new_tokens=9, shares_cache_with="play 1")
+            for i, (request, prefix) in enumerate(zip(REQUESTS, prefixes, strict=True))
+        ]
+        completions = subject.engine.generate(requests, params)
+        for request, completion in zip(requests, completions, strict=True):
+            assert len(completion.token_ids) <= 9
+            expected = subject.expected({11: model}, request, completion, 1.0)
+            assert completion.logprobs == pytest.approx(expected, abs=MAX_GAP)
+        prefixes = [
+            request.prefix_ids + completion.token_ids + observation
+            for request, completion in zip(requests, completions, strict=True)
+        ]
+
+
+@in_process
+def test_an_incomplete_update_is_an_error_and_ends_the_engine(subject):
+    """The last test of an engine: it cannot be used afterwards."""
+    weights = [pair for pair in weights_of(subject.model(1)) if pair[0] != "model.layers.1.mlp.down_proj.weight"]
+    with pytest.raises(LuffyError, match=r"weights were not sent: model.layers.1.mlp.down_proj.weight \(1 in all\)"):
+        subject.engine.load_weights(weights, version=1)
+    with pytest.raises(LuffyError, match="cannot be used: an update of its weights failed"):
+        subject.engine.generate(REQUESTS, PARAMS[1.0])
+
+
+# Servers
+
+
+@by_server
+def test_a_port_that_is_taken_is_one_line(subject):
+    served = subject.served
+    taken = subprocess.run(served.command, capture_output=True, text=True, check=False)
+    assert (taken.returncode, taken.stderr.count("\n")) == (2, 1)
+    assert f"--port {served.config.roots[0].rpartition(':')[2]}" in taken.stderr
+
+
+@by_server
+def test_folders_that_the_server_cannot_load_are_refused_and_change_nothing(subject):
+    served = subject.served
+    served.engine.load_weights_from(served.of(0), 0)
+    other = save(model_of(0, intermediate_size=48), served.folder / "other")
+    with refused("intermediate_size", "32", "48", str(other)):
+        served.engine.load_weights_from(other, 1)
+    with refused("nowhere"):
+        served.engine.load_weights_from(served.folder / "nowhere", 1)
+    completions = served.engine.generate(REQUESTS, PARAMS[1.0])
+    assert subject.gap({0: model_of(0)}, REQUESTS, completions) < MAX_GAP
+
+
+@by_server
+def test_a_server_that_does_not_fit_is_refused(subject, monkeypatch):
+    served = subject.served
+    with refused("--max-model-len 513", "512", "--dtype bfloat16"):
+        check_servers(served.config, "bfloat16", CONTEXT + 1)
+    monkeypatch.setenv("OPENAI_API_KEY", "wrong")
+    with refused("OPENAI_API_KEY", "wrong"):
+        check_servers(served.config, "float32", CONTEXT)
+
+
+@by_server
+def test_an_evaluation_gives_the_checkpoint_s_weights_to_the_server(subject, tmp_path):
+    """The server holds other weights before; afterwards greedy responses are the embedded engine's."""
+    served = subject.served
+    save(model_of(8), tmp_path / "sft" / "model")
+    (tmp_path / "data" / "suites").mkdir(parents=True)
+    write_prompts(tmp_path / "data" / "suites" / "base.parquet", problems(6))
+    (tmp_path / "data" / "card.json").write_text(json.dumps({"sources": {"suites.base": {}}}))
+    for name in ("transformers", "openai"):
+        evaluation = EvaluationConfig(
+            decodings={"greedy": DecodingConfig(temperature=0.0)}, max_response_tokens=16, engine=name
+        )
+        settings = EvaluateSettings(seed=7, dtype="float32", evaluation=evaluation, grading=GradingConfig())
+        inputs = {"data": tmp_path / "data", "model": tmp_path / "sft"}
+        execution = ExecutionConfig(server=served.config)
+        evaluate.run(settings, stage_context("evaluate_sft", tmp_path / name, inputs, execution=execution))
+    embedded, remote = (
+        list(read_sample_records(tmp_path / name / "samples.jsonl.zst")) for name in ("transformers", "openai")
+    )
+    assert remote == embedded
+    assert len({record.response for record in remote}) > 1
+
+
+@by_server
+def test_rl_takes_its_rollouts_from_the_server(subject, tmp_path):
+    served = subject.served
+    overrides = [
+        "method=luffy", "chain=rl", "rl.engine=openai", f"execution.server.urls=[{served.config.urls[0]}]",
+        "rl.max_staleness=1",
+    ]  # fmt: skip
+    config = load_experiment(ROOT / "exp_configs/smoke.yaml", overrides)
+    (settings,) = (node.settings for node in build_graph(config) if node.stage == "rl")
+    assert isinstance(settings, RLSettings)
+    spec = TrainerSpec(settings, config.execution, served.folder / "start" / "model", tmp_path, CONTEXT, pad_id=0)
+    save(model_of(3), spec.model)
+    with LocalCluster(spec) as cluster:
+        before = cluster.engine.generate(REQUESTS, PARAMS[1.0])
+        cluster.trainer.learn(as_groups(*trajectories("luffy")), 1)
+        cluster.publish(1)
+        after = cluster.engine.generate(REQUESTS, PARAMS[1.0])
+        cluster.trainer.export(tmp_path / "model")
+    assert not (tmp_path / "published").exists()
+    models = {
+        version: Qwen2ForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+        for version, folder in enumerate((spec.model, tmp_path / "model"))
+    }
+    assert not torch.equal(*(model.lm_head.weight for model in models.values()))
+    for version, completions in enumerate((before, after)):
+        assert {found for completion in completions for found in completion.weight_versions} == {version}
+        assert subject.gap(models, REQUESTS, completions) < MAX_GAP
+
+
+@by_server
+def test_a_server_that_is_asked_to_end_leaves_nothing_and_ends_the_rollout_in_time(subject):
+    """The last test: it leaves no server."""
+    served = subject.served
+    params = SamplingParams(1.0, max_response_tokens=480, stop_token_ids=())
+    requests = [RolloutRequest(PROMPTS[i % 4], seed=i) for i in range(200)]  # far more than it runs at once
+    failures: list[BaseException] = []
+
+    def generate() -> None:
+        try:
+            while True:  # a fast machine may end all rows before anybody has looked
+                served.engine.generate(requests, params)
+        except ClusterError as error:
+            failures.append(error)
+
+    thread = threading.Thread(target=generate, daemon=True)
+    thread.start()
+    wait_until(lambda: served.generates(), "a row that is being generated")
+    started = psutil.Process(served.process.pid).children(recursive=True)
+    served.process.send_signal(signal.SIGTERM)
+    assert served.process.wait(PATIENCE_S) == 0
+    wait_until_ended(started)
+    thread.join(PATIENCE_S)
+    assert [str(failure).startswith(served.config.roots[0]) for failure in failures] == [True]

@@ -1,0 +1,156 @@
+"""Engines of vLLM for the contract in `test_vllm.py`, and the log-probabilities that they have to have."""
+
+import itertools
+import re
+import subprocess
+import urllib.request
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from support.patience import PATIENCE_S
+from synthetic.arithmetic import tiny_tokenizer
+from torch import Tensor
+from transformers import DynamicCache, GenerationConfig, PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
+
+from luffy.config.execution import ServerConfig
+from luffy.rollout.engine import Completion, RolloutEngine, RolloutRequest, SamplingParams
+from luffy.rollout.server_engine import ServerEngine
+
+CONTEXT = 512
+STOP = 4
+EOS = 9
+"""The folder's own end of sequence, which stops nothing here."""
+MAX_GAP = 1e-4
+PROMPTS = ((1, 2, 3), (5,), (7, 8, 9, 10, 11, 12), (3, 3))
+REQUESTS = [RolloutRequest(PROMPTS[i % len(PROMPTS)], seed=i) for i in range(24)]
+"""More than an engine runs at once."""
+PARAMS = {
+    temperature: SamplingParams(temperature, max_response_tokens=20, stop_token_ids=(STOP,))
+    for temperature in (0.0, 0.7, 1.0)
+}
+KEY = "secret"
+SMALL = "--max-num-seqs 16 --kv-cache-memory-bytes 50000000 --enforce-eager --skip-tokenizer-init"
+
+
+def model_of(seed: int, tied: bool = True, intermediate_size: int = 32) -> PreTrainedModel:
+    # Of vLLM's CPU attention 32 is the smallest head.
+    torch.manual_seed(seed)
+    config = Qwen2Config(
+        vocab_size=len(tiny_tokenizer()), hidden_size=64, intermediate_size=intermediate_size, num_hidden_layers=3,
+        num_attention_heads=2, num_key_value_heads=1, max_position_embeddings=CONTEXT, tie_word_embeddings=tied,
+        initializer_range=0.2, eos_token_id=EOS,
+    )  # fmt: skip
+    return Qwen2ForCausalLM._from_config(config, attn_implementation="sdpa", dtype=torch.float32).eval()
+
+
+def save(model: PreTrainedModel, folder: Path) -> Path:
+    model.generation_config = GenerationConfig(eos_token_id=EOS, do_sample=True, top_k=1, repetition_penalty=2.0)
+    model.save_pretrained(folder)
+    tiny_tokenizer().save_pretrained(folder)
+    return folder
+
+
+def weights_of(model: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
+    return ((name, parameter.data) for name, parameter in model.named_parameters())
+
+
+def logprobs_with_kept_cache(
+    models: dict[int, PreTrainedModel], request: RolloutRequest, completion: Completion, temperature: float
+) -> list[float]:
+    """Each token's log-probability by a transformers model of its own version.
+
+    A context keeps the KV cache that it was given by the weights of its time, as in an engine in this process: the
+    tokens behind an update are not those of a fresh forward pass, and are not asserted to be.
+    """
+    cache, logp = DynamicCache(config=models[completion.weight_versions[0]].config), []
+    fed = [*request.prompt_ids, *request.prefix_ids]
+    said = zip(completion.token_ids, completion.weight_versions, strict=True)
+    for version, run in itertools.groupby(said, key=lambda pair: pair[1]):
+        tokens = [token for token, _ in run]
+        ids = torch.tensor([[*fed, *tokens[:-1]]])
+        with torch.no_grad():
+            logits_TV = models[version](input_ids=ids, past_key_values=cache, use_cache=True).logits[0, -len(tokens) :]
+        logp_TV = torch.log_softmax(logits_TV / (temperature or 1.0), dim=-1)
+        logp += logp_TV[torch.arange(len(tokens)), tokens].tolist()
+        fed = tokens[-1:]  # its keys and values are those of the next token's weights
+    return logp
+
+
+def logprobs_of_fresh_passes(
+    models: dict[int, PreTrainedModel], request: RolloutRequest, completion: Completion, temperature: float
+) -> list[float]:
+    """Each token's log-probability by a plain forward pass with the weights of its own version, as a server has it."""
+    ids = torch.tensor([[*request.prompt_ids, *request.prefix_ids, *completion.token_ids]])
+    first = ids.shape[1] - len(completion.token_ids)
+    logp_T = {}
+    for model in {models[version] for version in completion.weight_versions}:
+        with torch.no_grad():
+            logits_TV = model(input_ids=ids).logits[0, first - 1 : -1]
+        logp_TV = torch.log_softmax(logits_TV / (temperature or 1.0), dim=-1)
+        logp_T[model] = logp_TV[torch.arange(len(completion.token_ids)), completion.token_ids].tolist()
+    return [logp_T[models[version]][t] for t, version in enumerate(completion.weight_versions)]
+
+
+@dataclass
+class Served:
+    """A running server, and model folders that it sees."""
+
+    config: ServerConfig
+    engine: ServerEngine
+    folder: Path
+    command: list[str]
+    process: subprocess.Popen[bytes]
+
+    def of(self, seed: int) -> Path:
+        path = self.folder / str(seed)
+        return path if path.exists() else save(model_of(seed), path)
+
+    def generates(self) -> bool:
+        """Whether the server is generating a row right now, by its own metrics."""
+        with urllib.request.urlopen(f"{self.config.roots[0]}/metrics", timeout=PATIENCE_S) as answer:
+            found = re.findall(r"^vllm:num_requests_running\{.*\} (\S+)$", answer.read().decode(), re.M)
+        return any(float(number) > 0 for number in found)
+
+
+@dataclass
+class Subject:
+    """A running engine, and what it said with the weights of its folder, by temperature."""
+
+    engine: RolloutEngine
+    model: Callable[[int], PreTrainedModel]
+    give: Callable[[int, int], object]
+    """Loads the weights of a seed, as a version."""
+    generates: Callable[[], object]
+    """Whether rows are being generated right now."""
+    expected: Callable[..., list[float]]
+    """Log-probabilities by forward passes."""
+    is_tied: bool = True
+    num_threads: int = 1
+    """Threads that call it at the same time."""
+    served: Served | None = None
+
+    def __post_init__(self) -> None:
+        self.first = {temperature: self.engine.generate(REQUESTS, params) for temperature, params in PARAMS.items()}
+
+    def load(self, seed: int) -> PreTrainedModel:
+        """Give the engine the weights of `seed`, as their version."""
+        self.give(seed, seed)
+        return self.model(seed)
+
+    def gap(
+        self,
+        models: dict[int, PreTrainedModel],
+        requests: Sequence[RolloutRequest],
+        completions: Sequence[Completion],
+        temperature: float = 1.0,
+    ) -> float:
+        """The largest distance of a log-probability from that of a forward pass."""
+        return max(
+            abs(said - wanted)
+            for request, completion in zip(requests, completions, strict=True)
+            for said, wanted in zip(
+                completion.logprobs, self.expected(models, request, completion, temperature), strict=True
+            )
+        )
