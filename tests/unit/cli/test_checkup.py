@@ -56,10 +56,8 @@ def pinned(**versions):
     ("check", "severity", "found", "remedy"),
     [
         (lambda folder: check_packages(NEEDS, FIT.get), "ok", "", ""),
-        (
-            lambda folder: check_packages(NEEDS, {**FIT, "ray": None, "vllm": "0.31.0"}.get),
-            "broken", "ray is missing, vllm 0.31.0 (needed: ==0.32.0)", "pip install",
-        ),
+        (lambda folder: check_packages(NEEDS, {**FIT, "ray": None, "vllm": "0.31.0"}.get), "broken",
+         "ray is missing, vllm 0.31.0 (needed: ==0.32.0)", "pip install"),
         (pinned(ray="2.60.0", pandas="3.0.1"), "ok", "", ""),
         (pinned(ray="2.60.0", pandas="3.0.2"), "note", "pandas 3.0.2 (tested with ==3.0.1)", "pip install"),
         (gpus(()), "ok", "none", ""),

@@ -1,15 +1,29 @@
-"""Plans, live lines of stages and accuracies on a terminal."""
+"""Plans, live lines and accuracies on a terminal; what models and data say is shown there, never carried out."""
 
 import io
 import re
 
 import pytest
 from rich.console import Console
+from rich.text import Text
 
 from luffy.api.runs import Accuracy
-from luffy.cli.console import ChainProgress, StageLine, live_table, plan_table, show_table, stage_display
+from luffy.cli import console as module
+from luffy.cli.console import (
+    ChainProgress,
+    StageLine,
+    live_table,
+    plan_table,
+    say,
+    show_error,
+    show_rows,
+    show_table,
+    stage_display,
+    visible_controls,
+)
 from luffy.cli.run_view import accuracy_table
 from luffy.config import load_experiment
+from luffy.markdown_text import code_span, markdown_cell
 from luffy.pipeline.events import Event
 from luffy.pipeline.experiment import open_experiment
 from luffy.pipeline.workspace import Workspace
@@ -46,29 +60,22 @@ def test_a_plan_says_what_and_why_on_how_many_gpus_and_how_long_it_took(plans, t
     assert lines[4].split() == ["rl", plans[3].identity.key, *rl.split()]
 
 
-def test_live_table_has_one_line_a_stage_with_its_numbers(plans):
+def test_live_table_has_one_line_a_stage_with_its_numbers_and_what_it_waits_for(plans):
     progress = ChainProgress([plan.node.name for plan in plans])
     progress.planned(plans[3])
-    progress.event(plans[3], Event("started", 0.0, 1))
-    progress.event(plans[3], Event("progress", 0.0, 1, 1, 100, {"loss": 0.5, "reward": 0.25, "tokens_per_s": 1234.0}))
-    progress.event(plans[3], Event("progress", 1.0, 1, 2, 100, {"loss": 0.5}))
-    lines = text_of(live_table(progress)).splitlines()
-    assert len(lines) == len(plans)
-    for part in ("rl", "running", "2/100", "loss 0.5000", "reward 0.250", "1234 tokens/s", "1m38s left"):
-        assert part in lines[3]
-
-
-def test_live_table_shows_what_a_stage_waits_for(plans):
-    progress = ChainProgress([plan.node.name for plan in plans])
-    progress.planned(plans[3])
+    metrics = {"loss": 0.5, "reward": 0.25, "tokens_per_s": 1234.0}
+    numbers = ("rl", "running", "2/100", "loss 0.5000", "reward 0.250", "1234 tokens/s", "1m38s left")
     for event, shown in (
-        (Event("waiting", 0.0, 1, text="pid 17 on host"), "waiting for pid 17 on host"),
-        (Event("started", 1.0, 1), "running"),
-        (Event("message", 2.0, 1, text="asking again in 300 s"), "asking again in 300 s"),
+        (Event("waiting", 0.0, 1, text="pid 17 on host"), ["waiting for pid 17 on host"]),
+        (Event("started", 0.0, 1), ["running"]),
+        (Event("progress", 0.0, 1, 1, 100, metrics), ["1/100"]),
+        (Event("progress", 1.0, 1, 2, 100, {"loss": 0.5}), numbers),
+        (Event("message", 2.0, 1, text="asking again in 300 s"), ["asking again in 300 s"]),
     ):
         progress.event(plans[3], event)
-        assert shown in text_of(live_table(progress)).splitlines()[3]
-    assert "pid 17" not in text_of(live_table(progress))
+        lines = text_of(live_table(progress)).splitlines()
+        assert len(lines) == len(plans) and not [part for part in shown if part not in lines[3]]
+    assert "pid 17" not in lines[3]
 
 
 def test_without_a_terminal_a_stage_gives_few_plain_lines(plans):
@@ -134,3 +141,56 @@ def test_metrics_that_are_shown_are_kept_and_a_message_is_news_until_the_next_pr
     assert line.news == line.note != ""
     line.take(progress(2, 1.0, loss=1.0))
     assert (line.metrics, line.news) == ({"loss": 1.0, "reward": 0.5}, "")
+
+
+HOSTILE = {
+    "clear": "\x1b[2J\x1b[H",
+    "link": "\x1b]8;;http://evil.example\x1b\\click\x1b]8;;\x1b\\",
+    "clipboard": "\x1b]52;c;cm0gLXJm\x07",
+    "c1": "\x9b31m\x9d0;title\x9c",
+    "bidi": "user\u202egnp.exe\u2066x\u2069",
+    "overwrite": "all is well\rall is lost\x08\x08",
+}
+
+
+@pytest.mark.parametrize("text", HOSTILE.values(), ids=HOSTILE.keys())
+def test_controls_in_a_text_are_not_carried_out(text, capsys):
+    say(text)
+    show_error(text)
+    show_rows(["answer"], [[text]], title=text)
+    module.terminal().print(text, markup=False)
+    said = "".join(capsys.readouterr())
+    assert not [c for c in said if c not in "\n\t" and (not c.isprintable())], ascii(said)
+
+
+def test_colours_of_luffy_itself_stay_on_a_terminal(monkeypatch):
+    screen = Console(file=io.StringIO(), force_terminal=True, color_system="standard")
+    screen.push_render_hook(module._ControlsHook())
+    screen.print(Text("x\x1b[5mx", style="bold"))
+    assert "\x1b[1m" in screen.file.getvalue() and "x\\x1b[5mx" in screen.file.getvalue()
+
+
+def test_lines_and_other_alphabets_are_left_alone():
+    assert visible_controls("a\tb\n數學 λ 😀 é") == "a\tb\n數學 λ 😀 é"
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("![x](http://evil.example/?a)", r"![x]\(http\://evil.example/?a)"),
+        ("<img src=x onerror=alert(1)>", r"\<img src=x onerror=alert(1)>"),
+        ("a | b\n# c", r"a \| b # c"),
+        (r"\[x](javascript:1)", r"\\[x]\(javascript:1)"),
+        ("see www.evil.example", r"see www\.evil.example"),
+        ("[x][y] [y]: z", r"[x]\[y] [y]\: z"),
+        ("46.7 [24.9, 71.3]", "46.7 [24.9, 71.3]"),
+        ("in_distribution, 3 * 4", "in_distribution, 3 * 4"),
+    ],
+)
+def test_text_in_a_cell_begins_no_link_image_or_html(text, shown):
+    assert markdown_cell(text) == shown
+
+
+def test_inline_code_is_closed_by_no_backtick_in_it():
+    assert code_span("42") == "`42`"
+    assert code_span("` ![x](y) ``\n#") == "``` ` ![x](y) `` # ```"
