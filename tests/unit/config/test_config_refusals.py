@@ -239,6 +239,7 @@ REFUSED = {
     ]),
     "grading and model": (SMOKE, [
         ("grading.kind.boxd .. 'boxed'", "grading.kind={kind: math, boxd: preferred}"),
+        ("grading.kind.of", "grading.kind={kind: any, of: [math]}"),
         ("grading.kind.correct", JUDGE + "correct: 'IS RIGHT'}"),
         ("grading.kind: prompt .. {reference} and {answer}", JUDGE + "prompt: 'Well?'}"),
         ("named: math already has a meaning", "grading.named={math: choice}"),
@@ -276,25 +277,8 @@ REFUSED = {
         ("data.filters.difficulty .. synthesize", taught(), AT, "data.filters.difficulty=easy"),
         ("synthesize.rewrite .. environment", taught(), AT, "synthesize={prompts: all, rewrite: {}}",
          "environment={kind: guess_number}"),
-        ("synthesize: missing", f"{STAGES}synthesize]", "chain=null", "method=null"),
-    ]),
-    "values out of bounds": (SMOKE, [
-        ("difficulty.max_pass_rate .. 1.5", "difficulty.max_pass_rate=1.5"),
-        ("difficulty.temperature .. 0", "difficulty.temperature=0"),
-        ("expert_iteration.rounds .. 0", ITERATED, "expert_iteration.rounds=0"),
-        ("decodings.hot.num_samples .. 0", "evaluation.decodings.hot={temperature: 1.0, num_samples: 0}"),
-        ("decodings.hot.top_p .. 0.0", "evaluation.decodings.hot={temperature: 1.0, top_p: 0.0}"),
-        ("suites.longer.num_samples .. 0", "evaluation.suites.longer.num_samples=0"),
-        ("suites.longer.stop.0", "evaluation.suites.longer.stop=['']"),
-        ("rl.stop.0", "rl.stop=['']"),
-        ("evaluation.only", "evaluation.only=[]"),
-        ("grading.kind.of", "grading.kind={kind: any, of: [math]}"),
-        ("model.lora.rank .. 0", "model.lora={rank: 0, alpha: 8}"),
-        ("model.lora.alpha .. 0", "model.lora={rank: 4, alpha: 0}"),
-        ("model.lora.dropout .. 1.0", "model.lora={rank: 4, alpha: 8, dropout: 1.0}"),
-        ("model.lora.targets", "model.lora={rank: 4, alpha: 8, targets: []}"),
-        ("synthesize.budget.max_tokens .. 0", taught(options=", budget: {max_tokens: 0}"), AT),
         ("synthesize.teachers", "synthesize={teachers: {}}"),
+        ("synthesize: missing", f"{STAGES}synthesize]", "chain=null", "method=null"),
     ]),
 }
 # fmt: on
@@ -305,6 +289,21 @@ CASES = [(file, overrides, named) for file, cases in REFUSED.values() for named,
 def test_what_cannot_be_meant_is_one_line(file: Path, overrides: list[str], named: str) -> None:
     with refused(*named.split(" .. "), error=ConfigError):
         load_experiment(file, overrides)
+
+
+OUT_OF_BOUNDS = (
+    "difficulty.max_pass_rate=1.5 difficulty.temperature=0 expert_iteration.rounds=0 rl.stop=[''] "
+    "evaluation.decodings.sampled.num_samples=0 evaluation.decodings.sampled.top_p=0.0 evaluation.only=[] "
+    "evaluation.suites.longer.num_samples=0 evaluation.suites.longer.stop=[''] synthesize.budget.max_tokens=0 "
+    "model.lora.rank=0 model.lora.alpha=0 model.lora.dropout=1.0 model.lora.targets=[] "
+)
+
+
+@pytest.mark.parametrize("override", OUT_OF_BOUNDS.split())
+def test_a_value_out_of_bounds_is_named_with_its_field(override: str) -> None:
+    field, _, value = override.partition("=")
+    with refused(f"command line: {field}", value.strip("[]"), error=ConfigError):
+        load_experiment(SMOKE, [LORA, taught(), AT, override])
 
 
 @pytest.mark.parametrize(

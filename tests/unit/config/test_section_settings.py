@@ -1,6 +1,7 @@
 """What sections come to: defaults from other sections, settings of stages, keys, and the evaluation of one model."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,6 @@ from luffy.errors import ConfigError
 from luffy.pipeline.graph import StageNode, build_graph
 from luffy.pipeline.identity import identifying, identity_of
 
-GAME = SMOKE.with_name("guess_number.yaml")
 RL = ("chain=rl", "method=luffy")
 URL = "http://one:8000/v1"
 TEACHERS = (
@@ -52,54 +52,99 @@ def test_what_changes_no_result_is_in_no_key(stage: str, overrides: list[str]) -
     assert identifying(settings(stage, *overrides)) == identifying(settings(stage))
 
 
-@pytest.mark.parametrize("field", ["packing=true", "compile=true", "attention=flex", "attention=flash_attention_2",
-                                   "attention=flash_attention_3"])  # fmt: skip
+@pytest.mark.parametrize(
+    "field", ["packing=true", "compile=true", *(f"attention={name}" for name in ("flex", "flash_attention_2"))]
+)
 def test_neither_attention_nor_compilation_changes_what_a_result_is(field: str) -> None:
     plain, other = nodes(*HALF), nodes(*HALF, f"execution.{field}")
     assert [node.settings for node in plain.values()][:4] == [node.settings for node in other.values()][:4]
 
 
-# What a section does not say, others do.
+# What sections come to, with what others say: a reader, overrides, and what it finds.
+
+
+def difficulty(*overrides: str) -> dict[str, object] | None:
+    found = load_experiment(SMOKE, overrides).measured_difficulty
+    return found and {name: getattr(found, name) for name in ("temperature", "max_response_tokens", "stop", "engine")}
+
+
+def sample(*overrides: str) -> tuple[int, str] | None:
+    found = load_experiment(SMOKE, overrides).sampled_traces
+    return found and (found.max_response_tokens, found.engine)
+
+
+def stages(*overrides: str) -> list[str]:
+    return [name for name in nodes(*overrides) if not name.startswith(("evaluate", "report"))]
+
+
+def updates(*overrides: str) -> tuple[int, int]:
+    rl = settings("rl", *RL, *overrides).rl
+    return rl.updates_per_pass, rl.updates_per_step
+
+
+def depends_on_length(*overrides: str) -> bool:
+    return settings("rl", *CONSTANT, *overrides).depends_on_length
+
+
+def extendable(validation: str) -> bool:
+    """Whether a longer run continues a shorter one: where both would measure the same."""
+    found = settings("rl", f"rl.validation={validation}", *CONSTANT)
+    assert isinstance(found, RLSettings)
+    return identity_of("rl", found, {}, {}, {}).extendable
+
+
+def adapters(*overrides: str) -> list[LoRAConfig | None]:
+    found = nodes(*overrides)
+    return [found["base"].settings.model.lora, found["sft"].settings.lora, found["rl"].settings.lora]
+
+
+def sft_examples(*overrides: str) -> list[object]:
+    """Chosen once their traces are there."""
+    found = nodes(*TEACHERS, *overrides)
+    return [found[name].settings.data.sft.unique_train_examples for name in ("prepare_data", "synthesize")]
+
 
 BY_RL = ("difficulty={}", "rl.temperature=0.7", 'rl.stop=["</answer>"]')
 OF_RL = {"temperature": 0.7, "max_response_tokens": 64, "stop": ("</answer>",)}
-OWN = {"temperature": 1.2, "max_response_tokens": 32, "engine": "transformers", "stop": ()}
-DEFAULTS = [  # the settings, overrides, their values; None where there are none
-    ("measured_difficulty", [*BY_RL, "cluster=local"], {**OF_RL, "engine": "transformers"}),
-    ("measured_difficulty", [*BY_RL, "cluster=ray"], {**OF_RL, "engine": "vllm"}),
-    ("measured_difficulty", [*BY_RL, "rl.engine=vllm"], {**OF_RL, "engine": "vllm"}),
-    ("measured_difficulty", [*BY_RL, "evaluation.engine=vllm"], {**OF_RL, "engine": "transformers"}),
-    ("measured_difficulty", [f"difficulty={ {**OWN, 'stop': []} }", "rl.stop=[x]", "cluster=ray"], OWN),
-    ("measured_difficulty", ["difficulty={}", "chain=sft"], None),
-    ("sampled_traces", ["chain=expert_iteration"], {"max_response_tokens": 64, "engine": "transformers"}),
-    ("sampled_traces", ["chain=expert_iteration", "cluster=ray"], {"max_response_tokens": 64, "engine": "vllm"}),
-    ("sampled_traces", ["sample={}"], None),
-]
-
-
-@pytest.mark.parametrize(("name", "overrides", "expected"), DEFAULTS)
-def test_what_a_section_does_not_say_others_do(name, overrides, expected) -> None:
-    found = getattr(load_experiment(SMOKE, overrides), name)
-    assert (found and {field: getattr(found, field) for field in expected}) == expected
-
-
+OWN = {"temperature": 1.2, "max_response_tokens": 32, "engine": "transformers", "stop": []}
 ALONE = ["prepare_data", "base", "synthesize"]
+MEASURED = ["prepare_data", "base", "difficulty"]
+POOLS = "rl.sampling={kind: pools}"
+MOVING = "rl.sampling={kind: pools, hard_at_most: {kind: linear, start: 0.1, end: 0.3}}"
 
 
 @pytest.mark.parametrize(
-    ("overrides", "first"),
+    ("read", "overrides", "expected"),
     [
-        (["difficulty.num_samples=4"], ["prepare_data", "base", "difficulty", "sft"]),
-        (["difficulty.num_samples=4", *RL], ["prepare_data", "base", "difficulty", "rl"]),
-        (RL, ["prepare_data", "base", "rl"]),
-        (["difficulty={}", "chain=sft"], ["prepare_data", "base", "sft"]),
-        ([*TEACHERS, "difficulty={policy: sft}"], [*ALONE, "sft", "difficulty", "rl"]),
-        ([*TEACHERS, "chain=null", "method=null", f"stages={ALONE}"], ALONE),
+        (difficulty, [*BY_RL, "cluster=local"], {**OF_RL, "engine": "transformers"}),
+        (difficulty, [*BY_RL, "cluster=ray"], {**OF_RL, "engine": "vllm"}),
+        (difficulty, [*BY_RL, "rl.engine=vllm"], {**OF_RL, "engine": "vllm"}),
+        (difficulty, [*BY_RL, "evaluation.engine=vllm"], {**OF_RL, "engine": "transformers"}),
+        (difficulty, [f"difficulty={OWN}", "rl.stop=[x]", "cluster=ray"], {**OWN, "stop": ()}),
+        (difficulty, ["difficulty={}", "chain=sft"], None),
+        (sample, ["chain=expert_iteration"], (64, "transformers")),
+        (sample, ["chain=expert_iteration", "cluster=ray"], (64, "vllm")),
+        (sample, ["sample={}"], None),
+        (stages, ["difficulty.num_samples=4"], [*MEASURED, "sft", "rl"]),
+        (stages, ["difficulty.num_samples=4", *RL], [*MEASURED, "rl"]),
+        (stages, RL, ["prepare_data", "base", "rl"]),
+        (stages, ["difficulty={}", "chain=sft"], ["prepare_data", "base", "sft"]),
+        (stages, [*TEACHERS, "difficulty={policy: sft}"], [*ALONE, "sft", "difficulty", "rl"]),
+        (stages, [*TEACHERS, "chain=null", "method=null", f"stages={ALONE}"], ALONE),
+        (updates, ["rl.prompts_per_step=8", "rl.prompts_per_update=2", "rl.passes=3"], (4, 12)),
+        (depends_on_length, [], False),
+        (depends_on_length, [POOLS], False),
+        (depends_on_length, [MOVING], True),
+        (extendable, ["{every: 2, suites: [longer]}"], True),
+        (extendable, ["{every: 4, suites: [longer]}"], False),  # step 6 is measured because it is the last
+        (extendable, ["{every: 2, suites: [longer], keep_best: {}}"], False),
+        (adapters, ["model.lora={rank: 4, alpha: 8, dropout: 0.1}"],
+         [None, LoRAConfig(rank=4, alpha=8.0, dropout=0.1), LoRAConfig(rank=4, alpha=8.0)]),
+        (sft_examples, ["data.sft.unique_train_examples=8"], ["all", 8]),
     ],
-)
-def test_a_section_puts_its_stage_where_the_chain_needs_it(overrides: list[str], first: list[str]) -> None:
-    learning = [name for name in nodes(*overrides) if not name.startswith(("evaluate", "report"))]
-    assert learning[: len(first)] == first
+)  # fmt: skip
+def test_sections_come_to(read: Callable, overrides: list[str], expected: object) -> None:
+    assert read(*overrides) == expected
 
 
 def test_what_learns_reads_the_synthesized_traces_and_the_rest_the_prepared_data() -> None:
@@ -108,48 +153,9 @@ def test_what_learns_reads_the_synthesized_traces_and_the_rest_the_prepared_data
     assert (found["sft"]["data"], found["difficulty"]["data"]) == ("synthesize", "synthesize")
     assert nodes(*TEACHERS)["rl"].inputs["data"] == "synthesize"
     assert {found[name]["data"] for name in found if name.startswith(("base", "evaluate"))} == {"prepare_data"}
-    chosen = nodes(*TEACHERS, "data.sft.unique_train_examples=8")  # once their traces are there
-    examples = [chosen[name].settings.data.sft.unique_train_examples for name in ("prepare_data", "synthesize")]
-    assert examples == ["all", 8]
 
 
-def test_difficulty_the_policy_and_teachers_play_the_episodes_of_the_environment() -> None:
-    teachers = "synthesize={teachers: {own: {path: org/big, max_response_tokens: 16}}}"
-    for stage, overrides in {
-        "sample": ["chain=expert_iteration", "method=null", "rl=null"],
-        "synthesize": [teachers],
-        "difficulty": ["difficulty={}"],
-    }.items():
-        config = load_experiment(GAME, overrides)
-        assert CONFIGURE[stage](config).environment == config.environment is not None
-
-
-# RL, adapters, and validation while a stage trains.
-
-
-def test_the_optimizer_steps_of_every_pass_count() -> None:
-    rl = settings("rl", *RL, "rl.prompts_per_step=8", "rl.prompts_per_update=2", "rl.passes=3").rl
-    assert (rl.updates_per_pass, rl.updates_per_step) == (4, 12)
-
-
-@pytest.mark.parametrize(
-    ("sampling", "depends"),
-    [
-        ((), False),
-        (("rl.sampling={kind: pools}",), False),
-        (("rl.sampling={kind: pools, hard_at_most: {kind: linear, start: 0.1, end: 0.3}}",), True),
-    ],
-)
-def test_moving_thresholds_depend_on_the_length_of_the_run(sampling: tuple[str, ...], depends: bool) -> None:
-    constant = "rl.optimizer.schedule={kind: constant}"
-    assert settings("rl", "chain=rl", "method=on_policy", constant, *sampling).depends_on_length is depends
-
-
-def test_sft_and_rl_get_the_adapter_and_only_sft_its_dropout() -> None:
-    found = nodes("model.lora={rank: 4, alpha: 8, dropout: 0.1}")
-    assert found["base"].settings.model.lora is None
-    assert found["sft"].settings.lora == LoRAConfig(rank=4, alpha=8.0, dropout=0.1)
-    assert found["rl"].settings.lora == LoRAConfig(rank=4, alpha=8.0)
+# Validation while a stage trains.
 
 
 def test_the_validation_is_part_of_the_settings_once_and_its_problems_come_from_prepared_data() -> None:
@@ -169,20 +175,6 @@ def test_suites_are_asked_and_graded_as_in_the_evaluation_under_a_decoding_of_th
     protocol = held_out.protocol.protocol("longer", DECODING)
     assert (protocol.temperature, protocol.num_samples, protocol.grader.kind) == (0.5, 2, "exact")
     assert held_out.protocol.max_response_tokens == 32 and held_out.protocol.own_graders
-
-
-@pytest.mark.parametrize(
-    ("section", "extendable"),
-    [
-        ("{every: 2, suites: [longer]}", True),
-        ("{every: 4, suites: [longer]}", False),  # step 6 is measured because it is the last
-        ("{every: 2, suites: [longer], keep_best: {}}", False),
-    ],
-)
-def test_a_longer_run_continues_a_shorter_one_where_both_would_measure_the_same(section: str, extendable: bool) -> None:
-    found = settings("rl", f"rl.validation={section}", *CONSTANT)
-    assert isinstance(found, RLSettings)
-    assert identity_of("rl", found, {}, {}, {}).extendable == extendable
 
 
 # Evaluation and grading.
@@ -239,23 +231,12 @@ def test_an_unusable_template_is_one_line(tmp_path: Path, content: bytes | None,
         protocol_of(f"{{template: {tmp_path}/mine.txt}}", tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("text", "kind"),
-    [
-        ("{kind: math_strict}", StrictMathGrader()),
-        ("{kind: {kind: math, boxed: preferred}}", MathGrader(boxed="preferred")),
-        ("{kind: {kind: any, of: [math, {kind: choice}]}}", AnyGrader(of=(MathGrader(), ChoiceGrader()))),
-    ],
-)
-def test_a_kind_of_grader_is_a_name_or_a_mapping(text: str, kind: object) -> None:
-    assert load_experiment(SMOKE, [f"grading={text}"]).grading.kind == kind
-
-
 def test_graders_nest_survive_their_own_json_and_are_found_by_name() -> None:
     assert load_experiment(SMOKE).grading == GradingConfig(kind=MathGrader(boxed="required"))
-    parts = "[{weight: 1, grader: math}, {weight: 0.2, grader: {kind: both, of: [math, math_strict]}}]"
+    parts = "[{weight: 1, grader: math}, {weight: 0.2, grader: {kind: any, of: [math_strict, {kind: choice}]}}]"
     config = load_experiment(SMOKE, [f"grading={{kind: {{kind: weighted, parts: {parts}}}}}"]).grading
-    assert [part.weight for part in config.kind.parts] == [1.0, 0.2]
+    either = AnyGrader(of=(StrictMathGrader(), ChoiceGrader()))
+    assert [(part.weight, part.grader) for part in config.kind.parts] == [(1.0, MathGrader()), (0.2, either)]
     assert GradingConfig.model_validate_json(config.model_dump_json()) == config
     config = GradingConfig(named={"lenient": MathGrader(boxed="preferred")})
     found = [config.grader(name) for name in (None, "lenient", "choice")]
@@ -294,11 +275,11 @@ def test_one_model_is_one_evaluation_however_its_experiment_trains_and_however_i
     assert asked[0] == asked[1] == asked[2]
 
 
-def test_a_hub_id_stays_as_it_is_and_may_be_given_a_chat_template_and_servers_of_rl_are_left_out() -> None:
-    chosen = evaluated(load_experiment(SMOKE), EvaluatedModel("Qwen/Qwen2.5-0.5B", chat_template="qwen"))
-    assert (chosen.model.path, chosen.model.chat_template) == ("Qwen/Qwen2.5-0.5B", "qwen")
+def test_a_hub_id_stays_as_it_is_with_its_chat_template_and_without_the_servers_of_rl() -> None:
     servers = ["rl.engine=openai", "execution.server.urls=[http://one:8000]"]
-    assert evaluated(load_experiment(SMOKE, servers), EvaluatedModel("some/model")).execution.server.urls == ()
+    chosen = evaluated(load_experiment(SMOKE, servers), EvaluatedModel("Qwen/Qwen2.5-0.5B", chat_template="qwen"))
+    assert (chosen.model.path, chosen.model.chat_template) == ("Qwen/Qwen2.5-0.5B", "qwen")
+    assert chosen.execution.server.urls == ()
 
 
 def of_api(*overrides: str, model: str = "api:m", urls: tuple[str, ...] = (URL,), **request: str) -> ExperimentConfig:
@@ -331,7 +312,6 @@ def test_a_sweep_ends_its_chain_and_changes_no_stage_before_it() -> None:
     found = build_graph(sweep_of(config, (2, 4)), (2, 4))
     assert [node.name for node in found] == ["prepare_data", "base", "sft", "rl", "sweep"]
     assert found[:4] == build_graph(config)[:4]
-    assert found[4].inputs == {"data": "prepare_data", "model": "rl"}
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import psutil
 import pytest
-from support.patience import PATIENCE_S, ran
+from support.patience import ran, wait_until_ended
 
 from luffy.library_loading import without_collections
 from luffy.processes import end_group
@@ -59,11 +59,7 @@ def test_a_group_ends_though_its_leader_has_ended_before(started):
     leader, line = start(started, PARENT)
     grandchild = psutil.Process(int(line))
     end_group(leader, grace_s=60.0)
-    assert (
-        not grandchild.is_running()
-        or grandchild.status() == psutil.STATUS_ZOMBIE
-        or grandchild.wait(PATIENCE_S) is None
-    )
+    wait_until_ended([grandchild])
 
 
 # A second signal after each line that the handler of the first one runs, each time in a process of its own.
@@ -103,21 +99,14 @@ def test_a_signal_may_interrupt_the_handler_of_another():
     assert done.stdout == "ended\n", done.stderr
 
 
-def test_nothing_is_collected_within_the_block_and_what_it_made_is_frozen():
+@pytest.mark.parametrize("freeze", [True, False])
+def test_nothing_is_collected_within_the_block_and_what_it_made_is_frozen_but_in_the_middle_of_a_program(freeze):
     frozen = gc.get_freeze_count()
-    with without_collections():
+    with without_collections(freeze=freeze):
         assert not gc.isenabled()
         kept = [[] for _ in range(10_000)]
     assert gc.isenabled()
-    assert gc.get_freeze_count() - frozen >= len(kept)
-
-
-def test_in_the_middle_of_a_program_nothing_is_frozen():
-    frozen = gc.get_freeze_count()
-    with without_collections(freeze=False):
-        assert not gc.isenabled()
-    assert gc.isenabled()
-    assert gc.get_freeze_count() <= frozen
+    assert gc.get_freeze_count() - frozen >= len(kept) if freeze else gc.get_freeze_count() <= frozen
 
 
 def test_a_failed_import_leaves_collection_on_and_a_program_that_had_it_off_keeps_it_off():
@@ -144,9 +133,8 @@ print(gc.isenabled(), gc.get_freeze_count() > 0)
 
 def test_a_module_runs_as_by_python_m_and_collects_from_when_it_says_that_it_is_loaded(tmp_path):
     (tmp_path / "probe.py").write_text(PROBE)
-    command = [sys.executable, "-m", "luffy.library_loading", "probe", "--out", "x"]
-    said = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True).stdout
-    assert said.splitlines() == ["False __main__ ['--out', 'x'] ['-m', 'probe', '--out', 'x']", "True True"]
+    done = ran([sys.executable, "-m", "luffy.library_loading", "probe", "--out", "x"], cwd=tmp_path)
+    assert done.stdout.splitlines() == ["False __main__ ['--out', 'x'] ['-m', 'probe', '--out', 'x']", "True True"]
 
 
 WITH_DEEPSPEED = """
@@ -163,7 +151,5 @@ print(mlflow.__name__)
 
 def test_deepspeed_loads_no_mlflow_and_its_thread_and_tracking_can_load_it_afterwards():
     pytest.importorskip("mlflow", reason="needs the package mlflow")
-    one_thread = {**os.environ, "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-c", WITH_DEEPSPEED]
-    said = subprocess.run(command, capture_output=True, text=True, check=True, env=one_thread).stdout
-    assert said.splitlines()[-2:] == ["False False 1", "mlflow"]
+    done = ran([sys.executable, "-c", WITH_DEEPSPEED], env={**os.environ, "OMP_NUM_THREADS": "1"})
+    assert done.stdout.splitlines()[-2:] == ["False False 1", "mlflow"]

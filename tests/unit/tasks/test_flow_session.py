@@ -12,6 +12,7 @@ import httpx
 import pytest
 from prefect.concurrency.asyncio import ConcurrencySlotAcquisitionError
 from support.patience import PATIENCE_S, wait_until
+from support.refusals import refused
 
 from luffy.errors import ConfigError, StageFailed
 from luffy.tasks import session as cancellation
@@ -79,13 +80,14 @@ def test_a_mistake_is_one_line_and_a_defect_keeps_its_traceback(error):
 class Limit:
     """A Prefect server with one limit of two slots; `refusals` are raised, one for each attempt to take slots."""
 
-    def __init__(self, *refusals, lost=False):
-        self.refusals = list(refusals)
-        self.lost = lost
+    def __init__(self, *refusals, lost=False, unreadable=False):
+        self.refusals, self.lost, self.unreadable = list(refusals), lost, unreadable
         self.held = 0
         self.limit, self.active_slots, self.active = 2, 0, True
 
     def read_global_concurrency_limit_by_name(self, name):
+        if self.unreadable:
+            raise httpx.ConnectError("refused")
         return self
 
     @contextmanager
@@ -104,50 +106,36 @@ def locked():
     return httpx.HTTPStatusError("locked", request=answer.request, response=answer)
 
 
-def hold(monkeypatch, limit, wanted=1):
-    """What the stage is told while it waits, and the slots that it holds when it runs."""
+WAITS = ["a slot of Prefect's limit 'gpu'"]
+
+
+@pytest.mark.parametrize(
+    ("limit", "wanted", "told", "held", "warning"),
+    [
+        (Limit(), 2, [], 2, ""),
+        (Limit(locked(), locked()), 1, WAITS, 1, ""),
+        (Limit(ConnectionError("refused")), 1, [], 0, "the stage goes on without a slot"),
+        (Limit(unreadable=True), 1, [], 0, "could not be read"),
+        (Limit(lost=True), 1, [], 1, ""),
+        (Limit(), 3, None, 0, ""),
+    ],
+    ids=["free", "taken", "at fault", "unreadable", "gone at the end", "too few"],
+)
+def test_slots_are_waited_for_while_taken_and_given_up_when_prefect_is_at_fault(
+    monkeypatch, caplog, limit, wanted, told, held, warning
+):
+    """A server that is gone at the end costs no finished stage."""
     monkeypatch.setattr(slots, "get_client", lambda **options: nullcontext(limit))
     monkeypatch.setattr(slots, "concurrency", limit.concurrency)
     monkeypatch.setattr(slots, "pause", lambda stopped: None)
-    told: list[str] = []
-    with slots.gpu_slots(wanted, told.append, lambda: False):
-        return told, limit.held
-
-
-def test_slots_are_held_while_the_stage_runs(monkeypatch):
-    limit = Limit()
-    assert hold(monkeypatch, limit, wanted=2) == ([], 2)
-    assert limit.held == 0
-
-
-def test_slots_taken_by_others_are_waited_for(monkeypatch):
-    told, held = hold(monkeypatch, Limit(locked(), locked()))
-    assert held == 1
-    assert told == ["a slot of Prefect's limit 'gpu'"]
-
-
-def test_a_stage_runs_without_slots_when_prefect_is_at_fault(monkeypatch, caplog):
-    assert hold(monkeypatch, Limit(ConnectionError("refused"))) == ([], 0)
-    assert "the stage goes on without a slot" in caplog.text
-
-
-def test_a_server_that_is_gone_at_the_end_costs_no_finished_stage(monkeypatch):
-    assert hold(monkeypatch, Limit(lost=True)) == ([], 1)
-
-
-def test_more_slots_than_the_limit_has_are_refused(monkeypatch):
-    with pytest.raises(ConfigError, match="takes 3 GPUs, and Prefect's limit 'gpu' has 2 slots"):
-        hold(monkeypatch, Limit(), wanted=3)
-
-
-def test_an_unreadable_limit_is_no_limit(monkeypatch, caplog):
-    def unreachable(name):
-        raise httpx.ConnectError("refused")
-
-    limit = Limit()
-    limit.read_global_concurrency_limit_by_name = unreachable
-    assert hold(monkeypatch, limit) == ([], 0)
-    assert "could not be read" in caplog.text
+    said: list[str] = []
+    if told is None:
+        with refused("3 GPUs", "'gpu' has 2 slots"), slots.gpu_slots(wanted, said.append, lambda: False):
+            pass
+    else:
+        with slots.gpu_slots(wanted, said.append, lambda: False):
+            assert (said, limit.held) == (told, held)
+        assert limit.held == 0 and warning in caplog.text
 
 
 def test_runs_wait_for_a_stage_that_they_share_and_for_no_other():
