@@ -1,12 +1,13 @@
 """luffy from Python: names, mistakes, and what a run that was made by hand has to show."""
 
 import json
-import subprocess
 import sys
 from math import isclose
 from types import SimpleNamespace
 
 import pytest
+from support.patience import ran
+from support.refusals import refused
 from synthetic.finished_stages import finish, run_of
 from synthetic.result_rows import result_row, sample_record
 
@@ -50,7 +51,7 @@ def test_a_run_shows_what_its_files_hold(made):
     (wrong,) = run.samples(stage="evaluate_rl", reward=(0, 0))
     assert wrong.response == "so B" and "p3" in wrong.heading
     assert run.report == directory / "report.html" and run.report.read_text() == "page"
-    with pytest.raises(luffy.DataError, match="smoke-1: nix: no such stage; there are prepare_data, base, sft"):
+    with refused("smoke-1: nix: no such stage", "prepare_data, base, sft", error=luffy.DataError):
         run.model("nix")
 
 
@@ -105,20 +106,24 @@ def test_a_mistake_is_an_exception_with_the_line_of_the_command(tmp_path, capsys
     assert luffy.load_runs(tmp_path) == []
 
 
-def test_options_reach_the_command(tmp_path):
-    with pytest.raises(luffy.UserError, match="--only nix: this chain has no such stage"):
-        luffy.run("smoke", workspace=tmp_path, only=["nix"])
-    with pytest.raises(luffy.UserError, match="--force nix: this chain has no such stage"):
-        luffy.run(load_experiment("smoke"), workspace=tmp_path, force=["nix"])
-    with pytest.raises(luffy.ConfigError, match="stepz: unknown key"):
-        luffy.run({"extends": "smoke"}, {"rl.stepz": 1}, seed=3, workspace=tmp_path)
+@pytest.mark.parametrize(
+    ("config", "fields", "options", "named"),
+    [
+        ("smoke", {}, {"only": ["nix"]}, "--only nix: this chain has no such stage"),
+        (load_experiment("smoke"), {}, {"force": ["nix"]}, "--force nix: this chain has no such stage"),
+        ({"extends": "smoke"}, {"rl.stepz": 1}, {"seed": 3}, "stepz: unknown key"),
+    ],
+)
+def test_options_reach_the_command(tmp_path, config, fields, options, named):
+    with refused(named):
+        luffy.run(config, fields, workspace=tmp_path, **options)
 
 
 def test_names_are_there_and_nothing_heavy_is_loaded_for_them():
     code = "import luffy, sys; assert 'pydantic' not in sys.modules; before = set(sys.modules)\n"
     code += "assert {*luffy.__all__} <= {*dir(luffy)}; [getattr(luffy, name) for name in dir(luffy)]\n"
     code += "luffy.load_runs('nowhere'); sys.exit(str({'torch', 'prefect', 'pandas', 'transformers'} & {*sys.modules}))"
-    done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True)
+    done = ran([sys.executable, "-c", code])
     assert done.stderr.strip() == "set()"
     with pytest.raises(AttributeError, match="'luffy' has no attribute 'runn'"):
         luffy.runn  # noqa: B018
@@ -144,5 +149,5 @@ def test_a_response_is_graded_as_stages_grade_it(monkeypatch, tmp_path, response
 
 
 def test_an_unknown_grader_is_refused():
-    with pytest.raises(luffy.ConfigError, match="there are math, math_strict, choice"):
+    with refused("math, math_strict, choice", error=luffy.ConfigError):
         luffy.grade("1", "1", "maths")

@@ -18,7 +18,6 @@ from luffy.cli.checkup import (
     check_variables,
     check_vllm,
     check_workspace,
-    run_probe,
     trial_run,
 )
 from luffy.cli.main import main
@@ -56,10 +55,8 @@ def pinned(**versions):
     ("check", "severity", "found", "remedy"),
     [
         (lambda folder: check_packages(NEEDS, FIT.get), "ok", "", ""),
-        (
-            lambda folder: check_packages(NEEDS, {**FIT, "ray": None, "vllm": "0.31.0"}.get),
-            "broken", "ray is missing, vllm 0.31.0 (needed: ==0.32.0)", "pip install",
-        ),
+        (lambda folder: check_packages(NEEDS, {**FIT, "ray": None, "vllm": "0.31.0"}.get), "broken",
+         "ray is missing, vllm 0.31.0 (needed: ==0.32.0)", "pip install"),
         (pinned(ray="2.60.0", pandas="3.0.1"), "ok", "", ""),
         (pinned(ray="2.60.0", pandas="3.0.2"), "note", "pandas 3.0.2 (tested with ==3.0.1)", "pip install"),
         (gpus(()), "ok", "none", ""),
@@ -105,12 +102,6 @@ def test_variables_with_which_a_stage_would_fail_are_found_with_their_remedy(mon
     assert (folder.severity, "mkdir -p" in folder.remedy) == ("note", True)
 
 
-def test_a_probe_that_dies_is_told_by_its_last_line():
-    assert run_probe("print('early'); print('last')") == (0, "last")
-    code, line = run_probe("import no_such_library")
-    assert code == 1 and "no_such_library" in line
-
-
 def test_a_sandbox_that_does_not_open_is_a_note_with_the_remedy(monkeypatch):
     monkeypatch.setenv("PATH", "")
     finding = check_sandbox(SandboxConfig())
@@ -123,9 +114,7 @@ def test_checking_a_workspace_that_does_not_exist_makes_none(tmp_path):
 
 
 def test_a_port_of_another_program_is_a_note_and_that_of_a_server_is_not():
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
+    with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         assert check_port(port, lambda url: True).severity == "ok"
         assert "luffy serve --port" in check_port(port, lambda url: False).remedy
@@ -133,9 +122,8 @@ def test_a_port_of_another_program_is_a_note_and_that_of_a_server_is_not():
 
 def test_a_key_that_is_not_set_is_broken_and_no_key_is_shown(monkeypatch):
     server = ServerConfig(urls=("http://127.0.0.1:1",), api_key_variable="LAB_KEY")
-    plain = load_experiment("exp_configs/smoke.yaml")
-    execution = plain.execution.model_copy(update={"teachers": {"big": server}})
-    config = plain.model_copy(update={"execution": execution})
+    plain = load_experiment("smoke")
+    config = plain.model_copy(update={"execution": plain.execution.model_copy(update={"teachers": {"big": server}})})
     (missing,) = check_keys(config)
     assert missing.severity == "broken" and "LAB_KEY" in missing.found
     monkeypatch.setenv("LAB_KEY", "canary-4711")

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 import yaml
 from huggingface_hub import constants
+from support.refusals import refused
 from synthetic.finished_chain import write_chain
 
 from luffy.cli.commands.export import write_card
@@ -47,7 +48,7 @@ def test_a_card_has_data_method_accuracies_and_the_command(run: RunRecord, tmp_p
 
 def test_a_run_that_evaluates_nothing_has_no_card(run: RunRecord, tmp_path: Path) -> None:
     alone = replace(run, config={**run.config, "stages": ["prepare_data", "base", "sft", "rl"]})
-    with pytest.raises(DataError, match="the run has no stage evaluate"):
+    with refused("no stage evaluate", error=DataError):
         write_card(alone, "rl", tmp_path)
 
 
@@ -125,13 +126,3 @@ def test_a_token_that_may_not_write_is_one_line_and_the_policy_is_kept(hub, tmp_
     said = capsys.readouterr().err
     assert said.count("\n") == 1 and "hf_wrong" not in said
     assert f"the policy is in {target}: log in" in said and (target / "model.safetensors").is_file()
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"), [(["--push-to-hub", "a b"], "--push-to-hub a b: "), ([], "no such run in workspace")]
-)
-def test_a_name_that_cannot_be_is_refused_before_anything_is_written(tmp_path, capsys, arguments, message) -> None:
-    where = ["--workspace", str(tmp_path)]
-    assert main(["export", "none", str(tmp_path / "out"), *arguments, *where]) == 2
-    said = capsys.readouterr().err
-    assert message in said and said.count("\n") == 1 and not (tmp_path / "out").exists()

@@ -1,10 +1,18 @@
-"""Whole or not at all."""
+"""Files are whole or not at all, JSON is read up to a depth that is counted before, and seeds are pure functions."""
 
+import ast
+import json
 import resource
+from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+import luffy
 from luffy.files import LineAppender, clone_or_copy, link_or_copy, replacing, write_atomic
+from luffy.json_text import MAX_DEPTH, NestedTooDeep, parse_json, refuse_deep
+from luffy.seeds import derive_seed
 
 
 def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path):
@@ -60,3 +68,65 @@ def test_lines_go_on_after_one_that_a_kill_has_torn(tmp_path):
     for line in (b"three", b"four"):
         lines.append(line)
     assert path.read_bytes() == b"one\ntw\nthree\nfour\n"
+
+
+OWN_TEXT = {
+    # What luffy's own processes write: to each other, and into their own files.
+    "bubblewrap.py", "chain_page.py",
+    "checkpoint.py", "checks.py",
+    "events.py", "form.py", "interpreter.py", "reasoning_gym_score.py", "request.py",
+    "sample_files.py", "shards.py", "splits.py", "store.py",
+    "identity.py",
+    # A tokenizer that its library has read and written again.
+    "tokenizer.py",
+    # In the interpreter of an environment, which has no luffy.
+    "classic_environments.py", "exchange.py",
+    "json_text.py",
+}  # fmt: skip
+PLAIN = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(alphabet='[]{}"\\a:,')
+
+
+@pytest.mark.parametrize("opening", ["[", '{"a":', '[{"[": ', '{"\\"[": ['])
+@pytest.mark.parametrize("times", [MAX_DEPTH + 1, 20_000, 200_000])
+def test_deep_text_is_refused_with_its_depth_and_the_limit(opening, times):
+    levels = opening.replace('"["', "").replace('"\\"["', "")
+    depth = times * (levels.count("[") + levels.count("{"))
+    with pytest.raises(NestedTooDeep, match=f"{depth} levels, at most 100 are read"):
+        parse_json(opening * times)
+
+
+def test_the_limit_itself_is_read():
+    text = "[" * MAX_DEPTH + "]" * MAX_DEPTH
+    assert json.dumps(parse_json(text)) == text == json.dumps(parse_json(text.encode("utf-16")))
+
+
+def test_only_the_value_that_begins_there_counts():
+    refuse_deep("[" * 200 + '{"a": 1}' + "[" * 200, 200)
+    with pytest.raises(NestedTooDeep):
+        refuse_deep("x" + "[" * 200, 1)
+
+
+@given(st.recursive(PLAIN, lambda below: st.lists(below) | st.dictionaries(st.text(alphabet='[{"\\'), below)))
+def test_brackets_within_strings_do_not_count(value):
+    assert parse_json(json.dumps([value] * 40)) == [value] * 40
+    assert parse_json(json.dumps("[" * 500)) == "[" * 500
+
+
+def test_nothing_else_in_luffy_reads_json_of_others():
+    readers = {
+        path.name
+        for path in Path(luffy.__file__).parent.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Call) and ast.unparse(node.func) in ("json.loads", "json.load")
+    }
+    assert readers <= OWN_TEXT, f"read with luffy.json_text.parse_json: {sorted(readers - OWN_TEXT)}"
+
+
+def test_a_seed_never_changes_between_versions():
+    assert derive_seed(0, "rollout", 1, "uid", 2) == 2160558809908254791
+    assert 0 <= derive_seed(0) < 2**63
+
+
+def test_every_part_and_its_type_counts():
+    seeds = [derive_seed(1, 2), derive_seed(12), derive_seed("1", 2), derive_seed(2, 1), derive_seed(1, 2, 0)]
+    assert len(set(seeds)) == len(seeds)

@@ -2,42 +2,32 @@
 
 import json
 import logging
+import os
 import struct
-import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from pydantic import ValidationError
-from support.patience import PATIENCE_S
+from support.patience import PATIENCE_S, ran
+from support.refusals import refused
 
 from luffy.config.execution import TrackingConfig
 from luffy.config.grading import GradingConfig
 from luffy.tracking import services
 from luffy.tracking.services import TrackedRun, wandb_mode
 from luffy.tracking.tracker import SampleRollout, Tracker
-
-
-class FailingRun:
-    """Starts, then refuses everything."""
-
-    def __init__(self) -> None:
-        self.calls = 0
-
-    def define_metric(self, *_: object, **__: object) -> None:
-        pass
-
-    def log(self, _: object) -> None:
-        self.calls += 1
-        raise ConnectionError("no route to host")
-
+from luffy.tracking.wandb_history import read_wandb
 
 LABELS = {"experiment": "smoke", "method": "luffy", "stage": "rl", "seed": "7", "run": "smoke-1"}
+NAME = "smoke · luffy · rl · seed 7"
 ROLLOUT = SampleRollout("u1", "1+1?", "2", "on_policy", 1.0, "correct", 0.5)
+OFFLINE = {"wandb": "offline"}
 
 
 def track(out: Path, resumed_from: int = 0, **services: object) -> Tracker:
@@ -56,70 +46,121 @@ sys.exit(str({"wandb", "mlflow", "tensorboard"} & {*sys.modules}))
 
 
 def test_what_is_not_configured_is_not_even_imported(tmp_path: Path) -> None:
-    done = subprocess.run([sys.executable, "-c", NOTHING, str(tmp_path)], capture_output=True, text=True)
-    assert done.stderr.strip() == "set()"
+    assert ran([sys.executable, "-c", NOTHING, tmp_path]).stderr.strip() == "set()"
 
 
-SERVICES = {
-    "wandb": ("wandb", {"wandb": "offline"}),
-    "tensorboard": ("torch.utils.tensorboard", {"tensorboard": "events"}),
-    "mlflow": ("mlflow", {"mlflow": "sqlite:///runs.db"}),
+# Faults: each costs one warning, and no step.
+
+
+def missing(module: str):
+    return lambda monkeypatch, _: monkeypatch.setitem(sys.modules, module, None)  # importing it raises
+
+
+def refusing(monkeypatch: pytest.MonkeyPatch, _: threading.Event) -> None:
+    """wandb starts, and raises at the first metrics."""
+    asked: list[object] = []
+
+    def log(metrics: object) -> None:
+        assert not asked, "it is asked no more"
+        asked.append(metrics)
+        raise ConnectionError("no route to host")
+
+    run = SimpleNamespace(define_metric=lambda *_, **__: None, log=log)
+    monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(Settings=dict, init=lambda **_: run))
+
+
+def hanging(at: str):
+    """wandb whose call `at` waits for an event, which the test sets only after the tracker has closed."""
+
+    def arrange(monkeypatch: pytest.MonkeyPatch, released: threading.Event) -> None:
+        def act(what: str) -> None:
+            assert what != at or released.wait(PATIENCE_S)
+
+        class Hanging:
+            def __init__(self, *_: object) -> None:
+                act("start")
+
+            def log(self, *_: object) -> None:
+                act("log")
+
+            def close(self, *, failed: bool) -> None:
+                act("close")
+
+        monkeypatch.setattr(services, "_FINISH_TIMEOUT_S", 0.2)
+        monkeypatch.setattr(services, "_MOST_WAITING", 4)
+        monkeypatch.setattr(services, "WandbService", Hanging)
+
+    return arrange
+
+
+BEHIND, LATE = "it is 4 calls behind", "it has not taken everything after 0.2 s"
+FAULTS = {
+    "wandb is missing": (missing("wandb"), OFFLINE, 3, ""),
+    "tensorboard is missing": (missing("torch.utils.tensorboard"), {"tensorboard": "events"}, 3, ""),
+    "mlflow is missing": (missing("mlflow"), {"mlflow": "sqlite:///runs.db"}, 3, ""),
+    "wandb fails in mid-run": (refusing, OFFLINE, 3, "ConnectionError: no route to host"),
+    "the start hangs": (hanging("start"), OFFLINE, 8, BEHIND),
+    "a step hangs": (hanging("log"), OFFLINE, 8, BEHIND),
+    "the end hangs": (hanging("close"), OFFLINE, 1, LATE),
 }
 
 
-@pytest.mark.parametrize("name", SERVICES)
-def test_a_service_that_cannot_start_costs_one_warning(tmp_path, monkeypatch, caplog, name):
-    module, configured = SERVICES[name]
+@pytest.mark.parametrize(("arrange", "configured", "num_steps", "why"), FAULTS.values(), ids=FAULTS)
+def test_a_fault_of_a_service_costs_one_warning(
+    tmp_path, monkeypatch, caplog, arrange, configured, num_steps, why
+) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setitem(sys.modules, module, None)  # importing it raises
-    with caplog.at_level(logging.WARNING), track(tmp_path, **configured) as tracker:
-        for step in (1, 2, 3):
-            tracker.log(step, {"actor/loss": 0.5})
-    assert [record.message.split(":")[0] for record in caplog.records] == [f"{name} is off for the rest of this run"]
-    assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 3
-
-
-def test_a_wandb_that_fails_in_mid_run_is_asked_no_more(tmp_path, monkeypatch, caplog):
-    failing = FailingRun()
-    fake = SimpleNamespace(Settings=dict, init=lambda **_: failing)
-    monkeypatch.setitem(sys.modules, "wandb", fake)
-    with track(tmp_path, wandb="offline") as tracker:
-        for step in (1, 2, 3):
-            tracker.log(step, {"actor/loss": 0.5})
-    assert (failing.calls, len(caplog.records)) == (1, 1)
-
-
-@pytest.mark.parametrize("hanging", ["start", "log", "close"])
-def test_a_service_that_hangs_costs_no_step(tmp_path, monkeypatch, caplog, hanging):
-    """Its thread waits for an event that the test sets only after the tracker has closed."""
     released = threading.Event()
-
-    class Hanging:
-        def __init__(self, *_: object) -> None:
-            self.act("start")
-
-        def act(self, what: str) -> None:
-            assert what != hanging or released.wait(PATIENCE_S)
-
-        def log(self, *_: object) -> None:
-            self.act("log")
-
-        def close(self, *, failed: bool) -> None:
-            self.act("close")
-
-    monkeypatch.setattr(services, "_FINISH_TIMEOUT_S", 0.2)
-    monkeypatch.setattr(services, "_MOST_WAITING", 4)
-    monkeypatch.setattr(services, "WandbService", Hanging)
-    with track(tmp_path, wandb="offline") as tracker:
-        for step in range(1, 9 if hanging != "close" else 2):
+    arrange(monkeypatch, released)
+    with caplog.at_level(logging.WARNING), track(tmp_path, **configured) as tracker:
+        for step in range(1, num_steps + 1):
             tracker.log(step, {"actor/loss": 0.5})
     released.set()
-    words = "it has not taken everything after 0.2 s" if hanging == "close" else "it is 4 calls behind"
-    assert [record.message for record in caplog.records] == [f"wandb is off for the rest of this run: {words}"]
+    (warning,) = [record.message for record in caplog.records]
+    assert warning.startswith(f"{next(iter(configured))} is off for the rest of this run: ") and why in warning
+    assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == num_steps
+
+
+def test_a_password_in_an_address_is_refused() -> None:
+    with pytest.raises(ValidationError, match="MLFLOW_TRACKING_PASSWORD"):
+        TrackingConfig(mlflow="https://me:secret@mlflow.example.org")
+
+
+def test_a_run_is_named_by_its_labels_and_its_notes_lead_to_the_report_and_to_every_stage() -> None:
+    stages = {"sft": ("reused", "key1"), "rl": ("run", "key2")}
+    run = TrackedRun("a/b#c" * 40, LABELS, Path(), {}, report="file:///w/report.html", stages=stages)
+    assert run.id == ("a-b-c" * 40)[:64]
+    assert run.name == NAME and "experiment:smoke" in run.tags
+    assert run.notes().splitlines() == ["report: file:///w/report.html", "- sft: reused, key1", "- rl: run, key2"]
+    assert "- sft: reused, [key1](https://wandb.ai/e/p/runs/key1)\n" in run.notes("https://wandb.ai/e/p/runs/")
+
+
+@pytest.fixture
+def keyless(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A home without a key; returns the file that could have one."""
+    for name in ("WANDB_API_KEY", "WANDB_IDENTITY_TOKEN_FILE", "WANDB_BASE_URL"):
+        monkeypatch.delenv(name, raising=False)
+    file = tmp_path.parent / f"{tmp_path.name}.netrc"
+    monkeypatch.setenv("NETRC", str(file))
+    return file
+
+
+def test_online_without_a_key_is_offline_with_a_word_about_it(keyless, monkeypatch, caplog) -> None:
+    online = TrackingConfig(wandb="online")
+    assert wandb_mode(online) == "offline" and "no API key here" in caplog.text
+    keyless.write_text("machine api.wandb.ai login user password 0123")
+    assert wandb_mode(online) == "online"
+    monkeypatch.setenv("WANDB_BASE_URL", "https://wandb.example.org")
+    assert wandb_mode(online) == "offline"
+    monkeypatch.setenv("WANDB_API_KEY", "0123")
+    assert (wandb_mode(online), wandb_mode(TrackingConfig(wandb="offline"))) == ("online", "offline")
+
+
+# What is shown, by the services themselves.
 
 
 @pytest.mark.slow
-def test_tensorboard_and_mlflow_show_a_killed_run_as_one(tmp_path, monkeypatch):
+def test_tensorboard_and_mlflow_show_a_killed_run_as_one(tmp_path, monkeypatch) -> None:
     pytest.importorskip("tensorboard", reason="needs tensorboard")
     tracking = pytest.importorskip("mlflow.tracking", reason="needs mlflow-skinny")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -142,56 +183,12 @@ def test_tensorboard_and_mlflow_show_a_killed_run_as_one(tmp_path, monkeypatch):
     assert "samples/0/text_summary" in shown.Tags()["tensors"]
     client = tracking.MlflowClient(uri)
     (run,) = client.search_runs([client.get_experiment_by_name("smoke").experiment_id])
-    assert (run.info.run_name, run.info.status) == ("smoke · luffy · rl · seed 7", "FINISHED")
+    assert (run.info.run_name, run.info.status) == (NAME, "FINISHED")
     assert (run.data.tags["luffy.tags"], run.data.tags["mlflow.note.content"]) == ("paper", "try\n")
     assert run.data.tags["luffy.run"] == "smoke-1" and run.data.params["timeout_s"] == "5.0"
     last = {metric.step: metric.value for metric in client.get_metric_history(run.info.run_id, "actor/loss")}
     assert last == {1: 0.5, 2: 0.25, 3: 0.25}
     assert {file.path for file in client.list_artifacts(run.info.run_id, "samples")} >= {"samples/step_000003.json"}
-
-
-def test_a_password_in_an_address_is_refused():
-    with pytest.raises(ValidationError, match="export MLFLOW_TRACKING_PASSWORD instead"):
-        TrackingConfig(mlflow="https://me:secret@mlflow.example.org")
-
-
-def test_the_id_survives_a_restart_and_suits_wandb() -> None:
-    assert TrackedRun("a/b#c" * 40, {}, Path(), {}).id == ("a-b-c" * 40)[:64]
-
-
-def test_notes_lead_to_the_report_and_to_every_stage() -> None:
-    stages = {"sft": ("reused", "key1"), "rl": ("run", "key2")}
-    run = TrackedRun("k", LABELS, Path(), {}, report="file:///w/report.html", stages=stages)
-    assert run.name == "smoke · luffy · rl · seed 7" and "experiment:smoke" in run.tags
-    assert run.notes().splitlines() == ["report: file:///w/report.html", "- sft: reused, key1", "- rl: run, key2"]
-    assert (
-        run.notes("https://wandb.ai/e/p/runs/").splitlines()[1]
-        == "- sft: reused, [key1](https://wandb.ai/e/p/runs/key1)"
-    )
-
-
-@pytest.fixture
-def keyless(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A home without a key; returns the file that could have one."""
-    for name in ("WANDB_API_KEY", "WANDB_IDENTITY_TOKEN_FILE", "WANDB_BASE_URL"):
-        monkeypatch.delenv(name, raising=False)
-    folder = tmp_path.parent / "wandb_home"
-    folder.mkdir(exist_ok=True)
-    monkeypatch.setenv("NETRC", str(folder / f"{tmp_path.name}.netrc"))
-    return folder / f"{tmp_path.name}.netrc"
-
-
-def test_online_without_a_key_is_offline_with_a_word_about_it(keyless, monkeypatch, caplog):
-    online = TrackingConfig(wandb="online")
-    assert wandb_mode(online) == "offline"
-    assert "no API key here" in caplog.text
-    keyless.write_text("machine api.wandb.ai login user password 0123")
-    assert wandb_mode(online) == "online"
-    monkeypatch.setenv("WANDB_BASE_URL", "https://wandb.example.org")
-    assert wandb_mode(online) == "offline"
-    monkeypatch.setenv("WANDB_API_KEY", "0123")
-    assert wandb_mode(online) == "online"
-    assert wandb_mode(TrackingConfig(wandb="offline")) == "offline"
 
 
 DRIVER = """\
@@ -220,11 +217,6 @@ with Tracker(out, "0123abcd", LABELS, TrackingConfig(wandb="online"), GradingCon
 """
 
 
-def drive(out: Path, step: int, end: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", DRIVER, str(out), str(step), end]
-    return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, stdin=subprocess.DEVNULL)
-
-
 def records_of(path: Path) -> Iterator[Any]:
     """The records of an offline run: LevelDB's log format behind a header of seven bytes."""
     from wandb.proto.wandb_internal_pb2 import Record
@@ -247,20 +239,16 @@ def found(records: list[Any], kind: str) -> list[Any]:
 
 
 @pytest.mark.slow
-def test_a_killed_run_goes_on_under_its_id_with_config_metrics_tables_and_a_reference(tmp_path, keyless):
-    assert drive(tmp_path, 1, "kill -9").returncode == -9
-    second = drive(tmp_path, 2, "")
+def test_a_killed_run_goes_on_under_its_id_with_config_metrics_tables_and_a_reference(tmp_path, keyless) -> None:
+    assert ran([sys.executable, "-c", DRIVER, tmp_path, 1, "kill -9"]).returncode == -9
+    second = ran([sys.executable, "-c", DRIVER, tmp_path, 2, ""])
     assert second.returncode == 0, second.stderr
     files = sorted(tmp_path.rglob("*.wandb"), key=lambda path: path.stat().st_mtime)
     assert [path.name for path in files] == ["run-0123abcd.wandb"] * 2
     first, last = (list(records_of(path)) for path in files)
     (started,) = found(last, "run")
     config = {item.key: json.loads(item.value_json) for item in started.config.update}
-    assert (started.run_id, started.display_name, config["timeout_s"]) == (
-        "0123abcd",
-        "smoke · luffy · rl · seed 7",
-        5.0,
-    )
+    assert (started.run_id, started.display_name, config["timeout_s"]) == ("0123abcd", NAME, 5.0)
     assert (started.run_group, started.job_type, started.tags[0]) == ("smoke-1", "rl", "experiment:smoke")
     assert {metric.glob_name: metric.step_metric for metric in found(last, "metric")}["actor/*"] == "step"
     rows = [{"/".join([item.key, *item.nested_key]).strip("/"): json.loads(item.value_json) for item in history.item}
@@ -276,7 +264,72 @@ def test_a_killed_run_goes_on_under_its_id_with_config_metrics_tables_and_a_refe
 
 @pytest.mark.slow
 def test_a_wandb_whose_own_process_dies_costs_one_warning(tmp_path: Path, keyless: Path) -> None:
-    done = drive(tmp_path, 1, "lose wandb")
+    done = ran([sys.executable, "-c", DRIVER, tmp_path, 1, "lose wandb"])
     assert done.returncode == 0, done.stderr
     assert done.stderr.count("wandb is off for the rest of this run") == 1
     assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 4
+
+
+# A run read back from wandb's public API, whose HTTP answers are made here: the service itself was never asked.
+
+LINES = [
+    {"_step": 0, "step": 1, "reward/mean": 0.1, "rollout/tokens": 9, "other": "text"},
+    {"_step": 1, "step": 2, "reward/mean": 0.2, "actor/loss": None},
+    {"_step": 2, "step": 2, "samples": {"_type": "table-file"}},
+    {"_step": 3, "step": 2, "reward/mean": 0.75, "perf/step_s": 2},  # again, after a restart
+]
+RUN = {
+    "id": "r", "name": "abc", "displayName": NAME, "state": "finished", "tags": [], "systemMetrics": "{}",
+    "config": json.dumps({"rl": {"value": {"steps": 2}}}), "summaryMetrics": "{}", "historyLineCount": len(LINES),
+    "historyKeys": {"lastStep": len(LINES) - 1, "keys": {}}, "user": {"name": "me", "username": "me"}, "projectId": "1",
+    "createdAt": "2026-01-01T00:00:00", "heartbeatAt": "2026-01-01T00:00:00", "group": "smoke-1", "jobType": "rl",
+    "history": [json.dumps(line) for line in LINES],
+}  # fmt: skip
+VIEWER = {"id": "u", "entity": "team", "username": "me", "email": "", "flags": "{}", "teams": {"edges": []}}
+
+
+class Wandb(BaseHTTPRequestHandler):
+    """Knows one run, in the project team/luffy."""
+
+    def do_POST(self) -> None:
+        asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        named = asked.get("variables") or {}
+        is_known = (named.get("entity"), named.get("project")) == ("team", "luffy") and "abc" in named.values()
+        answer = (
+            {"viewer": VIEWER}
+            if "viewer" in asked.get("query", "")
+            else {"project": {"run": RUN if is_known else None}}
+        )
+        content = json.dumps({"data": answer if self.path == "/graphql" else {}}).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.mark.slow
+def test_metrics_and_curves_of_a_remote_run_are_shown(tmp_path: Path) -> None:
+    with ThreadingHTTPServer(("127.0.0.1", 0), Wandb) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        place = {"WANDB_BASE_URL": f"http://127.0.0.1:{server.server_port}", "WANDB_API_KEY": "ab" * 20}
+        env = {**os.environ, **place, "HOME": str(tmp_path)}
+        show = [sys.executable, "-m", "luffy", "show"]
+        done = ran([*show, "wandb:team/luffy/abc", "--all", "--svg", tmp_path / "svg"], env=env)
+        missing = ran([*show, "wandb:team/luffy/xyz"], env=env)
+        server.shutdown()
+    assert done.returncode == 0, done.stderr
+    lines = [" ".join(line.split()) for line in done.stdout.splitlines()]
+    assert lines[0] == f"{NAME}: finished, 2 steps" and 'rl {"steps": 2}' in lines
+    assert {"reward/mean 0.75", "rollout/tokens 9", "perf/step_s 2", "actor/loss nan"} <= {*lines}
+    (file,) = (tmp_path / "svg").iterdir()
+    assert "Reward" in file.read_text() and f"written to {file}" in done.stdout
+    assert (missing.returncode, missing.stderr.count("\n")) == (2, 1) and "check name and key" in missing.stderr
+
+
+@pytest.mark.parametrize("text", ["wandb:", "wandb:luffy/abc", "wandb:a//b"])
+def test_another_form_is_refused(text: str) -> None:
+    with refused(text, "wandb:ENTITY/PROJECT/RUN"):
+        read_wandb(text)

@@ -1,0 +1,238 @@
+"""A flow's stages: their log in Prefect, GPU slots, stages that several runs share, and a cancellation."""
+
+import logging
+import signal
+import threading
+import uuid
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, nullcontext
+from types import SimpleNamespace
+
+import httpx
+import pytest
+from prefect.concurrency.asyncio import ConcurrencySlotAcquisitionError
+from support.patience import PATIENCE_S, wait_until
+from support.refusals import refused
+
+from luffy.errors import ConfigError, StageFailed
+from luffy.tasks import session as cancellation
+from luffy.tasks import stages as slots
+from luffy.tasks.many_runs import SharedStages
+from luffy.tasks.session import StageLog, in_one_line
+
+STAMP = "2026-11-21 20:31:08,023"
+
+
+class Lines:
+    def __init__(self):
+        self.told = []
+        self.now = 0.0
+        self.log_of_stage = StageLog(self.log, clock=lambda: self.now)
+
+    def log(self, level, message, *args):
+        self.told.append((logging.getLevelName(level), message % args))
+
+    def take(self, *lines):
+        for line in lines:
+            self.log_of_stage.line(line)
+        return self.told
+
+
+@pytest.mark.parametrize(
+    ("lines", "levels"),
+    [
+        ([f"{STAMP} DEBUG luffy: a", f"{STAMP} ERROR luffy: b"], ["DEBUG", "ERROR"]),
+        (
+            [f"{STAMP} WARNING luffy: a", "  more of it", f"{STAMP} INFO luffy: b", "and more"],
+            ["WARNING"] * 2 + ["INFO"] * 2,
+        ),
+        (["Traceback (most recent call last):", '  File "x.py", line 1, in <module>', "ValueError: no"], ["ERROR"] * 3),
+        (["[20:31] [WARNING] [accelerator.py:213] no GPU"], ["WARNING"]),
+        (["Loading weights: 100%|##########| 27/27 [00:00<00:00, 22785.96it/s]", "", "a\rb", "   "], []),
+    ],
+)
+def test_lines_have_the_level_of_their_record_and_progress_bars_are_left_out(lines, levels):
+    assert [level for level, _ in Lines().take(*lines)] == levels
+
+
+def test_a_record_is_shown_without_its_stamp():
+    assert Lines().take(f"{STAMP} INFO luffy.stages.rl: resumed") == [("INFO", "luffy.stages.rl: resumed")]
+
+
+def test_a_flood_is_cut_and_counted():
+    lines = Lines()
+    lines.take(*(f"{STAMP} INFO luffy: {index}" for index in range(250)))
+    assert len(lines.told) == 100
+    lines.now = 11.0
+    lines.take(f"{STAMP} INFO luffy: later")
+    assert lines.told[100:] == [("WARNING", "150 lines left out here; they are in log.txt"), ("INFO", "luffy: later")]
+
+
+@pytest.mark.parametrize("error", [ConfigError("rl.stepz: unknown key"), RuntimeError("a defect")])
+def test_a_mistake_is_one_line_and_a_defect_keeps_its_traceback(error):
+    raised = (type(error), error, None)
+    record = logging.LogRecord("prefect.flow_runs", logging.ERROR, "", 0, "failed: %r", (error,), raised)
+    assert in_one_line(record)
+    one_line = (record.getMessage(), record.exc_info) == (str(error), None)
+    assert one_line == isinstance(error, ConfigError) and (one_line or record.exc_info == raised)
+
+
+class Limit:
+    """A Prefect server with one limit of two slots; `refusals` are raised, one for each attempt to take slots."""
+
+    def __init__(self, *refusals, lost=False, unreadable=False):
+        self.refusals, self.lost, self.unreadable = list(refusals), lost, unreadable
+        self.held = 0
+        self.limit, self.active_slots, self.active = 2, 0, True
+
+    def read_global_concurrency_limit_by_name(self, name):
+        if self.unreadable:
+            raise httpx.ConnectError("refused")
+        return self
+
+    @contextmanager
+    def concurrency(self, name, *, occupy, **options):
+        if self.refusals:
+            raise ConcurrencySlotAcquisitionError("Unable to acquire") from self.refusals.pop(0)
+        self.held += occupy
+        yield
+        self.held -= occupy
+        if self.lost:
+            raise ConnectionError("the server is gone")
+
+
+def locked():
+    answer = httpx.Response(httpx.codes.LOCKED, request=httpx.Request("POST", "http://prefect"))
+    return httpx.HTTPStatusError("locked", request=answer.request, response=answer)
+
+
+WAITS = ["a slot of Prefect's limit 'gpu'"]
+
+
+@pytest.mark.parametrize(
+    ("limit", "wanted", "told", "held", "warning"),
+    [
+        (Limit(), 2, [], 2, ""),
+        (Limit(locked(), locked()), 1, WAITS, 1, ""),
+        (Limit(ConnectionError("refused")), 1, [], 0, "the stage goes on without a slot"),
+        (Limit(unreadable=True), 1, [], 0, "could not be read"),
+        (Limit(lost=True), 1, [], 1, ""),
+        (Limit(), 3, None, 0, ""),
+    ],
+    ids=["free", "taken", "at fault", "unreadable", "gone at the end", "too few"],
+)
+def test_slots_are_waited_for_while_taken_and_given_up_when_prefect_is_at_fault(
+    monkeypatch, caplog, limit, wanted, told, held, warning
+):
+    """A server that is gone at the end costs no finished stage."""
+    monkeypatch.setattr(slots, "get_client", lambda **options: nullcontext(limit))
+    monkeypatch.setattr(slots, "concurrency", limit.concurrency)
+    monkeypatch.setattr(slots, "pause", lambda stopped: None)
+    said: list[str] = []
+    if told is None:
+        with refused("3 GPUs", "'gpu' has 2 slots"), slots.gpu_slots(wanted, said.append, lambda: False):
+            pass
+    else:
+        with slots.gpu_slots(wanted, said.append, lambda: False):
+            assert (said, limit.held) == (told, held)
+        assert limit.held == 0 and warning in caplog.text
+
+
+def test_runs_wait_for_a_stage_that_they_share_and_for_no_other():
+    shared, inside = SharedStages(), []
+    started, both = threading.Barrier(4), threading.Barrier(2)
+
+    def alone():
+        inside.append(1)
+        assert len(inside) == 1
+        return inside.pop()
+
+    def ask(key):
+        started.wait(PATIENCE_S)
+        return shared.make(key, alone)
+
+    with ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(ask, ["a"] * 4)) == [1] * 4
+        assert sorted(pool.map(lambda key: shared.make(key, lambda: both.wait(PATIENCE_S)), "ab")) == [0, 1]
+
+
+def test_a_failure_is_not_tried_again_by_every_run():
+    shared, calls = SharedStages(), []
+
+    def fail():
+        calls.append(1)
+        raise StageFailed("sft was ended by SIGKILL")
+
+    for _ in range(3):
+        with pytest.raises(StageFailed, match="SIGKILL"):
+            shared.make("a", fail)
+    assert len(calls) == 1
+
+
+RUN = uuid.uuid4()
+
+
+class Api:
+    """A server that says CANCELLING, and then no more."""
+
+    def __init__(self):
+        self.asked = 0
+
+    def read_flow_run(self, flow_run):
+        assert flow_run == RUN
+        self.asked += 1
+        if self.asked > 1:
+            raise ConnectionError("the server is gone")
+        return SimpleNamespace(state=SimpleNamespace(type=SimpleNamespace(value="CANCELLING")))
+
+    def set_flow_run_state(self, flow_run, state, force):
+        raise ConnectionError("the server is gone")
+
+
+@pytest.fixture
+def cancelled(monkeypatch):
+    """A run that is being cancelled, the signals that this process gets, and what threads leave unhandled."""
+    got, unhandled = [], []
+    monkeypatch.setattr(cancellation, "_POLL_S", 0.01)
+    monkeypatch.setattr(cancellation, "_SETTLE_S", 0.05)
+    monkeypatch.setattr(cancellation, "get_client", lambda **options: Api())
+    monkeypatch.setattr(threading, "excepthook", lambda unhappy: unhandled.append(unhappy.exc_value))
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    before = {number: signal.signal(number, lambda number, frame: got.append(number)) for number in numbers}
+    yield got, unhandled
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+def wait_for_the_end():
+    for thread in threading.enumerate():
+        if thread.name in ("cancellation", "cancelled"):
+            thread.join(PATIENCE_S)
+    for thread in threading.enumerate():  # the second is started by the first
+        if thread.name == "cancelled":
+            thread.join(PATIENCE_S)
+
+
+@pytest.mark.parametrize("worker_s", [0.0, 0.05])
+@pytest.mark.parametrize(("ignored", "expected"), [(False, signal.SIGINT), (True, signal.SIGTERM)])
+def test_the_process_gets_a_signal_that_it_heeds_once_its_worker_had_time(cancelled, ignored, expected, worker_s):
+    """A server that is gone by then costs no traceback."""
+    got, unhandled = cancelled
+    if ignored:  # as in a script's background
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+    cancellation._watch(RUN, threading.Event(), worker_s)
+    wait_for_the_end()
+    assert (got, unhandled) == ([expected], [])
+
+
+def test_a_run_that_its_worker_ends_in_time_gets_no_second_signal(cancelled, monkeypatch):
+    got, _ = cancelled
+    api, ended = Api(), threading.Event()
+    monkeypatch.setattr(cancellation, "get_client", lambda **options: api)
+    watch = threading.Thread(target=cancellation._watch, args=(RUN, ended, PATIENCE_S))
+    watch.start()
+    wait_until(lambda: api.asked)
+    ended.set()
+    watch.join(PATIENCE_S)
+    assert not watch.is_alive()
+    assert got == []
