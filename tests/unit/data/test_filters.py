@@ -80,28 +80,39 @@ def judge(
     return RowFilter(TOKENIZER, rules, index_of(*suite)).apply(prompts, grader)
 
 
-def reasons(judged: list[FilteredRow]) -> list[Rejection | None]:
-    return [row.reason for row in judged]
+@pytest.mark.parametrize(
+    ("question", "traces", "rules", "reason", "kept", "rejected"),
+    [
+        # Limits count the opening token of a prompt and the stop token of a trace.
+        ("1" * 10, ["2" * 11], UNVERIFIED, None, ["2" * 11], []),
+        ("1" * 11, [], UNVERIFIED, Rejection.PROMPT_TOO_LONG, [], []),
+        ("1", ["2" * 12], UNVERIFIED, Rejection.TRACE_TOO_LONG, [], ["trace_too_long"]),
+        # A prompt that loses all traces is dropped; one that had none stays.
+        ("1", [WRONG, RIGHT * 9], RULES, Rejection.TRACE_WRONG, [], ["trace_wrong", "trace_too_long"]),
+        ("2", [], RULES, None, [], []),
+        ("3", [RIGHT + "<|eos|>"], RULES, Rejection.TRACE_HOLDS_STOP_TOKEN, [], ["trace_holds_stop_token"]),
+        (
+            "1",
+            [RIGHT * 9, RIGHT, WRONG, "no box", "<think>" + RIGHT],
+            RULES,
+            None,
+            [RIGHT],
+            ["trace_too_long", "trace_wrong", "trace_no_answer", "trace_incomplete"],
+        ),
+        ("1", [f"1+1</think>{RIGHT}"], LOOSE, None, [f"<think>\n1+1</think>{RIGHT}"], []),  # left to a template
+    ],
+)
+def test_a_prompt_stays_with_its_good_traces(grader, question, traces, rules, reason, kept, rejected):
+    (row,) = judge(grader, prompt(question, *traces), rules=rules)
+    assert (row.reason, [str(why) for _, why in row.rejected_traces]) == (reason, rejected)
+    assert row.lost_its_traces is (reason is not None and bool(traces))
+    if reason is None:
+        assert [trace.text for trace in row.prompt.traces] == kept
 
 
-def test_limits_count_the_bos_and_the_stop_token(grader: GraderPool) -> None:
-    rows = (prompt("1" * 10, "2" * 11), prompt("1" * 11), prompt("1", "2" * 12))
-    expected = [None, Rejection.PROMPT_TOO_LONG, Rejection.TRACE_TOO_LONG]
-    assert reasons(judge(grader, *rows, rules=UNVERIFIED)) == expected
-
-
-def test_a_prompt_stays_with_its_good_traces(grader: GraderPool) -> None:
-    (row,) = judge(grader, prompt("1", RIGHT * 9, RIGHT, WRONG, "no box", "<think>" + RIGHT))
-    assert [(trace.text, trace.verified) for trace in row.prompt.traces] == [(RIGHT, True)]
-    assert (row.reason, row.prompt_tokens, row.trace_tokens) == (None, 3, (4,))
-    found = ["trace_too_long", "trace_wrong", "trace_no_answer", "trace_incomplete"]
-    assert [reason for _, reason in row.rejected_traces] == found
-
-
-def test_a_prompt_that_loses_all_traces_is_dropped_and_one_that_had_none_stays(grader: GraderPool) -> None:
-    rows = judge(grader, prompt("1", WRONG, RIGHT * 9), prompt("2"), prompt("3", RIGHT + "<|eos|>"))
-    assert reasons(rows) == [Rejection.TRACE_WRONG, None, Rejection.TRACE_HOLDS_STOP_TOKEN]
-    assert [row.lost_its_traces for row in rows] == [True, False, True]
+def test_a_row_knows_its_sizes_and_verdicts(grader: GraderPool) -> None:
+    (row,) = judge(grader, prompt("1", RIGHT, WRONG))
+    assert (row.prompt_tokens, row.trace_tokens, row.prompt.traces[0].verified) == (3, (4,), True)
 
 
 def test_the_graders_verdict_overrides_the_claim_of_the_source(grader: GraderPool) -> None:
@@ -131,15 +142,10 @@ def test_logprobs_must_count_the_tokens_and_the_stop_token(grader: GraderPool) -
     assert [reason for _, reason in row.rejected_traces] == [Rejection.TRACE_LOGPROBS_MISMATCH]
 
 
-def test_a_think_tag_left_to_a_template_is_opened(grader: GraderPool) -> None:
-    (row,) = judge(grader, prompt("1", f"1+1</think>{RIGHT}"))
-    assert row.prompt.traces[0].text == f"<think>\n1+1</think>{RIGHT}"
-
-
 def test_a_problem_of_a_suite_is_rejected_for_any_case_spacing_and_system_prompt(grader: GraderPool) -> None:
     asked = dataclasses.replace(prompt("TWO  + 1"), messages=(Message("system", "now"), Message("user", "TWO\n+ 1")))
     rows = judge(grader, prompt("two + 1"), prompt("two + 2"), suite=(asked,))
-    assert reasons(rows) == [Rejection.IN_SUITE, None]
+    assert [row.reason for row in rows] == [Rejection.IN_SUITE, None]
     assert rows[0].hits[0][0] == "prompt" and rows[0].hits[0][1].benchmark == "suite"
 
 
@@ -147,7 +153,7 @@ def test_a_trace_that_quotes_a_suite_is_rejected_and_listed(grader: GraderPool) 
     problem = " ".join(f"word{number}" for number in range(40))
     (row,) = judge(grader, prompt("1", f"As in {problem}: {RIGHT}", RIGHT), rules=LOOSE, suite=(prompt(problem),))
     assert [trace.text for trace in row.prompt.traces] == [RIGHT]
-    assert row.hits == (("trace", Hit("suite", 1, 1.0)),)
+    assert list(row.hits) == [("trace", Hit("suite", 1, 1.0))]
 
 
 def test_a_suite_keeps_no_demonstration_and_is_not_compared_with_itself(grader: GraderPool) -> None:

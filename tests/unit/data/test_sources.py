@@ -4,7 +4,7 @@ samples that they read. No text of real data sets is asserted or shown."""
 import json
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pyarrow as pa
@@ -18,7 +18,7 @@ from synthetic.loaded_source import load_file, load_source, write_rows
 from synthetic.preparation import row
 
 from luffy.config import load_experiment
-from luffy.config.data import CustomSource, HubSource, MixtureSource, ReasoningGymSource, SourceConfig
+from luffy.config.data import CustomSource, FileSource, HubSource, MixtureSource, ReasoningGymSource, SourceConfig
 from luffy.config.experiment import ExperimentConfig
 from luffy.config.grading import ChoiceGrader, GradingConfig, MathGrader, ReasoningGymGrader, StrictMathGrader
 from luffy.config.load import resolve_recipes
@@ -51,57 +51,81 @@ def hub(path: object, **more: object) -> HubSource:
     return HubSource.model_validate({"kind": "hub", "path": str(path), "fields": QA, **more})
 
 
-def hub_folder(folder: Path, rows: list[dict] | pa.Table) -> Path:
-    folder.mkdir()
-    table = rows if isinstance(rows, pa.Table) else pa.Table.from_pylist(rows)
-    pq.write_table(table, folder / "train-00000-of-00001.parquet")
-    return folder
+Stored = Callable[..., SourceConfig]
+"""A source of the rows that it gets, with these settings."""
 
 
-@pytest.mark.usefixtures("offline")
-def test_a_local_folder_is_read_by_datasets(tmp_path: Path) -> None:
-    rows = [{"q": f"{n}+1", "a": str(n + 1), "t": [f"\\boxed{{{n + 1}}}"], "unused": n} for n in range(600)]
-    rows.append({"q": None, "a": "1", "t": [], "unused": 0})
-    loaded = load_source(hub(hub_folder(tmp_path / "d", rows)))
-    assert [prompt.ground_truth for prompt in loaded.prompts] == [str(n + 1) for n in range(600)]
-    assert loaded.prompts[5].traces[0].text == "\\boxed{6}"
-    assert [(bad.row, bad.field, bad.reason) for bad in loaded.quarantined] == [(601, "q", "is missing")]
-    assert len(load_source(hub(tmp_path / "d", max_rows=7)).prompts) == 7
+@pytest.fixture(params=["jsonl", "csv", "parquet", "hub"])
+def stored(request: pytest.FixtureRequest, tmp_path: Path) -> Stored:
+    if request.param == "hub":
+        request.getfixturevalue("offline")
+
+    def store(*rows: dict[str, object], **settings: object) -> SourceConfig:
+        if request.param != "hub":
+            path = write_rows(tmp_path / f"d.{request.param}", *rows)
+            return FileSource.model_validate({"kind": "file", "path": str(path), "fields": QA, **settings})
+        folder = tmp_path / f"rows{len(list(tmp_path.iterdir()))}"
+        return hub(write_rows(folder / "train-00000-of-00001.parquet", *rows).parent, **settings)
+
+    return store
+
+
+structured = pytest.mark.parametrize("stored", ["jsonl", "parquet", "hub"], indirect=True)
+"""For columns that CSV can only hold as text."""
+
+
+def test_the_same_rows_in_any_format_are_the_same_prompts(stored: Stored) -> None:
+    rows = [{"q": f'{n} "and",\nmore', "a": str(n), "t": f"\\boxed{{{n}}}", "unused": n} for n in range(600)]
+    rows.append({"q": None, "a": "1", "t": "x", "unused": 0})
+    loaded = load_source(stored(*rows))
+    assert [(prompt.messages[0].content, prompt.ground_truth) for prompt in loaded.prompts] == [
+        (row["q"], row["a"]) for row in rows[:600]
+    ]
+    assert loaded.prompts[5].traces[0].text == "\\boxed{5}"
+    assert [(bad.row, bad.field) for bad in loaded.quarantined] == [(601, "q")]
+    assert load_source(stored(*rows, max_rows=7)).prompts == loaded.prompts[:7]
+
+
+@structured
+def test_luffys_columns_need_no_fields_and_a_misspelt_one_is_found(stored: Stored) -> None:
+    (prompt,) = load_source(stored(ROW, fields=None, author="r1")).prompts
+    assert (prompt.data_source, prompt.traces[0].author, prompt.ground_truth) == ("t", "r1", "2")
+    for column, meant in (("targte", "target"), ("trace", "traces")):
+        misspelt = {(column if name == "target" else name): value for name, value in ROW.items()}
+        with refused("none of its 1 rows", f"field {column}", f"'{meant}'", error=DataError):
+            load_source(stored(misspelt, fields=None))
+
+
+@structured
+def test_rows_are_filtered_and_their_questions_have_options(stored: Stored) -> None:
+    options = {"text": ["x", "y"], "label": ["1", "2"]}
+    rows = [{"q": f"Q{n}", "choices": options, "a": "2", "subject": "ab"[n % 2]} for n in range(600)]
+    choices = {"column": "choices.text", "labels": "choices.label"}
+    fields = {"data_source": "quiz", "problem": "q", "choices": choices, "answer": {"column": "a"}}
+    only = {"fields": fields, "only": {"subject": "b"}}
+    prompts = load_source(stored(*rows, max_rows=3, confidential=True, **only)).prompts
+    assert [prompt.messages[0].content.split("\n")[0] for prompt in prompts] == ["Q1", "Q3", "Q5"]
+    marks = {(prompt.ground_truth, prompt.grader, prompt.extra_info["confidential"]) for prompt in prompts}
+    assert marks == {("B", "choice", True)}
+
+
+@pytest.mark.parametrize("stored", ["csv", "parquet", "hub"], indirect=True)
+def test_a_missing_column_is_refused_with_a_list_of_the_present_ones(stored: Stored) -> None:
+    with refused("column q, t missing; found question, a", error=DataError):
+        load_source(stored({"question": "1", "a": "2"}))
+    with refused("column q missing; found question, a", error=DataError):
+        load_source(stored({"question": "1", "a": "2", "t": "3"}))
 
 
 @pytest.mark.usefixtures("offline")
 def test_a_date_that_python_does_not_have_is_one_bad_row_of_a_dataset(tmp_path: Path) -> None:
     days = pa.array([None, 2**60], pa.timestamp("us"))
     table = pa.table({"q": ["1+1", "2+1"], "a": ["2", "3"], "t": [[], []], "day": days})
-    loaded = load_source(hub(hub_folder(tmp_path / "d", table), fields={**QA, "extra": ("day",)}))
+    (tmp_path / "d").mkdir()
+    pq.write_table(table, tmp_path / "d/train-00000-of-00001.parquet")
+    loaded = load_source(hub(tmp_path / "d", fields={**QA, "extra": ("day",)}))
     assert [prompt.ground_truth for prompt in loaded.prompts] == ["2"]
     assert [(bad.row, bad.field) for bad in loaded.quarantined] == [(2, "day")]
-
-
-@pytest.mark.usefixtures("offline")
-def test_luffys_columns_need_no_fields_on_the_hub_either(tmp_path: Path) -> None:
-    (prompt,) = load_source(hub(hub_folder(tmp_path / "d", [ROW]), fields=None, author="r1")).prompts
-    assert (prompt.data_source, prompt.traces[0].author, prompt.ground_truth) == ("t", "r1", "2")
-    misspelt = {("targets" if name == "target" else name): value for name, value in ROW.items()}
-    with refused("field targets", "'target'", error=DataError):
-        load_source(hub(hub_folder(tmp_path / "misspelt", [misspelt]), fields=None))
-
-
-@pytest.mark.usefixtures("offline")
-def test_rows_of_a_dataset_are_filtered_and_its_questions_have_options(tmp_path: Path) -> None:
-    options = {"text": ["x", "y"], "label": ["1", "2"]}
-    rows = [{"q": f"Q{n}", "choices": options, "a": "2", "subject": "ab"[n % 2]} for n in range(600)]
-    choices = {"column": "choices.text", "labels": "choices.label"}
-    fields = {"data_source": "quiz", "problem": "q", "choices": choices, "answer": {"column": "a"}}
-    only = {"fields": fields, "only": {"subject": "b"}}
-    source = hub(hub_folder(tmp_path / "d", rows), max_rows=3, confidential=True, **only)
-    prompts = load_source(source).prompts
-    assert [prompt.messages[0].content.split("\n")[0] for prompt in prompts] == ["Q1", "Q3", "Q5"]
-    marks = {(prompt.ground_truth, prompt.grader, prompt.extra_info["confidential"]) for prompt in prompts}
-    assert marks == {("B", "choice", True)}
-    bare = hub_folder(tmp_path / "e", [{"q": "1", "choices": 1, "a": "2"}])
-    with refused("column subject missing", "found q", error=DataError):
-        load_source(hub(bare, **only))
 
 
 @pytest.mark.usefixtures("offline")
@@ -362,23 +386,36 @@ def test_every_shipped_sample_is_well_formed_and_its_trace_correct(grader: Grade
     assert {outcome for row in grade_traces(loaded.prompts, grader) for outcome in row} == {Outcome.CORRECT}
 
 
+OF_LUFFY = "luffy_eval/valid.all.parquet"
+
+
 @needs_datasets
 @pytest.mark.parametrize(
-    ("name", "file", "count"),
+    ("name", "file", "num_rows", "num_problems"),
     [
-        ("mmlu_pro", "mmlu_pro/test.parquet", 12_032),
-        ("gsm8k", "gsm8k/train.jsonl", 7473),
-        ("math", "math_test5000/test.jsonl", 5000),
-        ("amc23", "amc23/test.jsonl", 40),
-        ("olympiadbench", "olympiadbench/test.jsonl", 675),
-        ("aime24", "aime24/test.jsonl", 30),
-        ("aime25", "aime25/test.jsonl", 30),
-        ("math500", "math500/test.jsonl", 500),
+        # A recipe, or a `data_source` of luffy's file.
+        ("mmlu_pro", "mmlu_pro/test.parquet", 12_032, 12_032),
+        ("gsm8k", "gsm8k/train.jsonl", 7473, 7473),
+        ("math", "math_test5000/test.jsonl", 5000, 5000),
+        ("amc23", "amc23/test.jsonl", 40, 40),
+        ("olympiadbench", "olympiadbench/test.jsonl", 675, 675),
+        ("aime24", "aime24/test.jsonl", 30, 30),
+        ("aime25", "aime25/test.jsonl", 30, 30),
+        ("math500", "math500/test.jsonl", 500, 500),
+        ("aime", OF_LUFFY, 30 * 32, 30),
+        ("aime25", OF_LUFFY, 30 * 32, 30),
+        ("amc", OF_LUFFY, 83 * 32, 83),
+        ("olympiad_bench", OF_LUFFY, 675, 675),
+        ("math", OF_LUFFY, 500, 500),
+        ("minerva", OF_LUFFY, 272, 272),
     ],
 )
-def test_real_benchmarks_have_their_published_number_of_problems(name: str, file: str, count: int) -> None:
-    prompts = benchmark(name, DATASETS / file)
-    assert len(prompts) == count == len({prompt.uid for prompt in prompts})
+def test_real_benchmarks_have_their_published_number_of_problems(name, file, num_rows, num_problems):
+    if file == OF_LUFFY:
+        prompts = load_file(DATASETS / file, only={"data_source": name}).prompts
+    else:
+        prompts = benchmark(name, DATASETS / file)
+    assert (len(prompts), len({prompt.uid for prompt in prompts})) == (num_rows, num_problems)
 
 
 @needs_datasets
@@ -396,15 +433,6 @@ def test_mmlu_pro_has_three_to_ten_options_and_its_own_letters(grader: GraderPoo
         GradeRequest(f"\\boxed{{{t}}}", p.ground_truth, problem_of(p)) for t, p in zip(texts, prompts, strict=False)
     ]
     assert Counter(grade.outcome for grade in grader.grade(asked))[Outcome.WRONG] <= 5
-
-
-@needs_datasets
-def test_the_published_file_of_luffy_holds_six_benchmarks() -> None:
-    sizes = {"aime": 30, "aime25": 30, "amc": 83, "olympiad_bench": 675, "math": 500, "minerva": 272}
-    for name, size in sizes.items():
-        prompts = load_file(DATASETS / "luffy_eval/valid.all.parquet", only={"data_source": name}).prompts
-        assert len({prompt.uid for prompt in prompts}) == size
-        assert len(prompts) == size * (32 if name in ("aime", "aime25", "amc") else 1)
 
 
 @needs_datasets

@@ -2,8 +2,7 @@
 
 import json
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import closing
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -58,14 +57,8 @@ IS_CUT = always(completion("At first sight VERDICT: CORRECT, yet", "length"))
 
 
 @pytest.fixture
-def endpoint() -> Iterator[Endpoint]:
-    with closing(Endpoint(says("VERDICT: CORRECT"), (CHAT,))) as started:
-        yield started
-
-
-@pytest.fixture(autouse=True)
-def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("luffy.http_client._FIRST_DELAY_S", 0.01)
+def endpoint(serve: Callable[..., Endpoint]) -> Endpoint:
+    return serve(says("VERDICT: CORRECT"), (CHAT,))
 
 
 def judge_at(endpoint: Endpoint, **settings: object) -> JudgeGrader:
@@ -78,44 +71,40 @@ def judge(endpoint: Endpoint, response: str, cache: Path | None = None, **settin
         return pool.grade([GradeRequest(response, "four", Problem("2 + 2?"))])[0]
 
 
+BY_SCORE = {"correct_from": 0.5, "prompt": "{question} [Reference]\n{reference} {answer} VERDICT: <0 to 1>"}
+
+
 @pytest.mark.parametrize(
-    ("reply", "outcome"),
+    ("settings", "reply", "outcome", "reward"),
     [
-        ("Same thing.\nVERDICT: CORRECT", Outcome.CORRECT),
-        ("VERDICT: INCORRECT", Outcome.WRONG),
-        ("VERDICT: CORRECT? No.\nVERDICT: **INCORRECT**", Outcome.WRONG),
-        ("verdict: correct", Outcome.CORRECT),
-        ("<think>VERDICT: CORRECT?</think>VERDICT: INCORRECT", Outcome.WRONG),
-        ("<think>VERDICT: CORRECT?</think>I cannot say", Outcome.UNPARSABLE),
-        ("<think>VERDICT: CORRECT?", Outcome.UNPARSABLE),
+        ({}, "Same thing.\nVERDICT: CORRECT", Outcome.CORRECT, 1.0),
+        ({}, "verdict: correct", Outcome.CORRECT, 1.0),
+        ({}, "VERDICT: INCORRECT", Outcome.WRONG, 0.0),
+        ({}, "VERDICT: CORRECT? No.\nVERDICT: **INCORRECT**", Outcome.WRONG, 0.0),
+        ({}, "<think>VERDICT: CORRECT?</think>VERDICT: INCORRECT", Outcome.WRONG, 0.0),
+        ({}, "<think>VERDICT: CORRECT?</think>I cannot say", Outcome.UNPARSABLE, 0.0),
+        ({}, "<think>VERDICT: CORRECT?", Outcome.UNPARSABLE, 0.0),
+        (BY_SCORE, "VERDICT: 0.7", Outcome.CORRECT, 0.7),
+        (BY_SCORE, "VERDICT: **0.25**.", Outcome.WRONG, 0.25),
+        (BY_SCORE, "VERDICT: .5", Outcome.CORRECT, 0.5),
+        (BY_SCORE, "VERDICT: 1", Outcome.CORRECT, 1.0),
+        *(
+            (BY_SCORE, f"VERDICT: {word}", Outcome.UNPARSABLE, 0.0)
+            for word in ("1.5", "-0.5", "70%", "7/10", "CORRECT", "nan")
+        ),
     ],
 )
-def test_the_last_verdict_on_the_final_reply_counts(endpoint: Endpoint, reply: str, outcome: Outcome) -> None:
+def test_the_last_verdict_on_the_final_reply_counts_and_a_score_is_the_reward(
+    endpoint, settings, reply, outcome, reward
+):
     endpoint.answer = says("hm", reply)  # the first attempt has none
-    grade = judge(endpoint, "<think>secret</think>It is {reference}, VERDICT: CORRECT")
+    grade = judge(endpoint, "<think>secret</think>It is {reference}, VERDICT: CORRECT", retries=1, **settings)
     assert (grade.outcome, grade.extracted) == (outcome, "It is {reference}, VERDICT: CORRECT")
+    assert (grade.reward, grade.is_unjudged) == (reward, False)
     assert grade.seconds > 0
     shown = endpoint.asked[0][1]["messages"][0]["content"]
-    assert not [
-        part for part in ("2 + 2?", "[Reference]\nfour", "It is {reference}, VERDICT: CORRECT") if part not in shown
-    ]
-    assert "secret" not in shown
-
-
-@pytest.mark.parametrize(
-    ("reply", "outcome", "reward"),
-    [
-        ("VERDICT: 0.7", Outcome.CORRECT, 0.7),
-        ("VERDICT: **0.25**.", Outcome.WRONG, 0.25),
-        ("VERDICT: .5", Outcome.CORRECT, 0.5),
-        ("VERDICT: 1", Outcome.CORRECT, 1.0),
-        *((f"VERDICT: {word}", Outcome.UNPARSABLE, 0.0) for word in ("1.5", "-0.5", "70%", "7/10", "CORRECT", "nan")),
-    ],
-)
-def test_a_graded_verdict_is_the_reward(endpoint: Endpoint, reply: str, outcome: Outcome, reward: float) -> None:
-    endpoint.answer = says(reply)
-    grade = judge(endpoint, "4", correct_from=0.5, prompt="{reference} {answer} VERDICT: <0 to 1>", retries=0)
-    assert (grade.outcome, grade.reward, grade.is_unjudged) == (outcome, reward, False)
+    wanted = ("2 + 2?", "[Reference]\nfour", "It is {reference}, VERDICT: CORRECT")
+    assert "secret" not in shown and not [part for part in wanted if part not in shown]
 
 
 @pytest.mark.parametrize("response", ["<think>4", "<think>4</think> "])
@@ -124,7 +113,7 @@ def test_without_a_final_reply_there_is_no_request(endpoint: Endpoint, response:
     assert endpoint.asked == []
 
 
-def test_verdicts_are_kept_on_disk_by_endpoint_and_model_and_failures_are_not(endpoint: Endpoint, tmp_path: Path):
+def test_verdicts_are_kept_on_disk_by_endpoint_and_model_and_failures_are_not(endpoint, serve, tmp_path):
     for answer, outcome in ((fails(500), Outcome.CRASHED), (IS_CUT, Outcome.UNPARSABLE)):
         endpoint.answer = answer
         assert judge(endpoint, "4", tmp_path, retries=0).outcome is outcome
@@ -137,23 +126,11 @@ def test_verdicts_are_kept_on_disk_by_endpoint_and_model_and_failures_are_not(en
     assert (again.outcome, again.reason) == (Outcome.CORRECT, "the judge says CORRECT")
     assert judge(endpoint, "4", tmp_path, model="another").outcome is Outcome.WRONG
     assert len(endpoint.asked) == 4
-    with closing(Endpoint(says("VERDICT: INCORRECT"), (CHAT,))) as other:
-        assert judge(other, "4", tmp_path).outcome is Outcome.WRONG
+    other = serve(says("VERDICT: INCORRECT"), (CHAT,))
+    assert judge(other, "4", tmp_path).outcome is Outcome.WRONG
     file.write_text("{")  # damaged, so it is requested again
     assert judge(endpoint, "4", tmp_path).outcome is Outcome.WRONG
     assert json.loads(file.read_text()) == {"verdict": "INCORRECT"}
-
-
-@pytest.mark.parametrize("answer", [fails(503), always(DRIPS), NO_COMPLETION])
-def test_an_unreachable_judge_leaves_the_answer_unjudged(endpoint: Endpoint, answer: Answer) -> None:
-    endpoint.answer = answer
-    alone = judge_at(endpoint, timeout_s=0.3, retries=0)
-    combined = BothGrader(of=(MathGrader(), alone))
-    with GraderPool(1, PATIENCE_S) as pool:
-        grades = [pool.grade_one(r"\boxed{4}", "4", kind=kind) for kind in (alone, combined)]
-        wrong = pool.grade_one(r"\boxed{5}", "4", kind=combined)
-    assert [grade.is_unjudged for grade in grades] == [True, True]
-    assert (wrong.outcome, wrong.is_unjudged) == (Outcome.WRONG, False)
 
 
 MATH, JUDGE = MathGrader(), JudgeGrader(url="http://judge", model="m")
@@ -228,9 +205,10 @@ def test_a_judge_that_wants_to_be_left_alone_for_a_day_is(endpoint: Endpoint) ->
 
 def test_a_reply_that_only_drips_is_timed_out_and_an_endpoint_that_is_not_there_is_named(endpoint: Endpoint) -> None:
     endpoint.answer = always(DRIPS)
-    assert judge(endpoint, "4", timeout_s=0.5, retries=1).outcome is Outcome.TIMED_OUT
+    grade = judge(endpoint, "4", timeout_s=0.5, retries=1)
+    assert (grade.outcome, grade.is_unjudged) == (Outcome.TIMED_OUT, True)
     grade = judge(endpoint, "4", url="http://127.0.0.1:9/v1", retries=1)
-    assert grade.outcome is Outcome.CRASHED
+    assert (grade.outcome, grade.is_unjudged) == (Outcome.CRASHED, True)
     assert "http://127.0.0.1:9/v1: no answer" in grade.reason
 
 

@@ -153,7 +153,6 @@ NOTATION = [  # reference, right answers, wrong answers
     ("2x", [], [r"2\text{ m}"]),
     (r"2\text{ m}", [], ["2x"]),
     ("10", [], [r"10\text{ dozen}"]),
-    (r"\$5", [], [r"5\text{ cents}"]),
     (r"0.7 M_\odot", [], [r"0.7 L_\odot"]),
     (r"30^\circ", [], [r"30\text{ radians}"]),
     (r"5\text{ cm}, 3\text{ m}", [], [r"5\text{ m}, 3\text{ cm}"]),

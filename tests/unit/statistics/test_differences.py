@@ -153,7 +153,7 @@ def test_the_p_value_is_below_the_level_just_where_the_interval_excludes_no_diff
     ],
 )
 def test_intervals_of_differences_hold_the_truth(n: int, k: int, gain: float, from_nothing: bool) -> None:
-    rng = np.random.default_rng([n, k, round(1000 * gain)])
+    rng = np.random.default_rng([n, k, round(1000 * gain)] if from_nothing else [n, k])
     held = 0
     for _ in range(300):
         if from_nothing:

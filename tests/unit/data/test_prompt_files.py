@@ -20,7 +20,6 @@ from luffy.data.schema import SCHEMA
 from luffy.errors import DataError
 from luffy.types import Message, Prompt, Trace
 
-TEN = range(10)
 QA = {"data_source": "qa", "problem": "q", "answer": {"column": "a"}, "traces": ({"column": "t", "author": "me"},)}
 
 
@@ -41,98 +40,59 @@ def sum_row(number: int) -> dict[str, object]:
     return row(f"{number}+1", f"\\boxed{{{number + 1}}}", str(number + 1))
 
 
-LAYOUTS = {
-    # name: (ten rows, prompts that pass, traces that pass)
-    "trl_messages.parquet": ([{"messages": [user(f"tm {n}?"), assistant(n)], "source": "x"} for n in TEN], 10, 10),
-    "trl_completion.jsonl": ([{"prompt": [user(f"tc {n}?")], "completion": [assistant(n)]} for n in TEN], 10, 10),
-    "trl_deepmath.parquet": ([{"prompt": [user(f"td {n}?")], "solution": f"${n}$"} for n in TEN], 10, 0),
-    "open_r1_220k.parquet": (
-        [
-            {
-                "problem": f"or {n}?", "solution": "A long way.", "answer": str(n), "problem_type": "Algebra",
-                "source": "olympiads", "uuid": f"u{n}", "is_reasoning_complete": [True, n < 5], "correctness_count": 2,
-                "generations": [assistant(n)["content"], assistant(n)["content"] + " "], "finish_reasons": None,
-                "messages": [user(f"or {n}?"), assistant(n)],
-            }
-            for n in TEN
-        ], 10, 15,
-    ),
-    "prime_rl.parquet": (
-        [
-            {
-                "problem_id": f"p{n}", "task_type": "verifiable_math", "prompt": f"pr {n}?",
-                "verification_info": json.dumps({"ground_truth": f"\\frac{{{n}}}{{7}}"}), "solve_rate": 0.5,
-            }
-            for n in TEN
-        ], 10, 0,
-    ),
-    "synthetic_1.csv": ([{"prompt": f"sy {n}?", "verification_info": str({"ground_truth": n})} for n in TEN], 10, 0),
-    "openrlhf.jsonl": ([{"input": f"of {n}?", "label": str(n), "datasource": "gsm"} for n in TEN], 10, 0),
-    "openrlhf_messages.jsonl": ([{"context_messages": [user(f"om {n}?")], "answer": n} for n in TEN], 10, 0),
-    "dapo_17k.parquet": (
-        [
-            {
-                "data_source": "dapo_17k", "prompt": [user(f"da {n // 2}?")], "ability": "MATH",
-                "reward_model": reward(str(n // 2), "rule-lighteval/MATH_v2"), "extra_info": {"index": f"i{n}"},
-            }
-            for n in TEN
-        ], 10, 0,
-    ),  # five problems twice: those are merged later
-    "numina_cot.parquet": (
-        [
-            {
-                "source": "cn_k12", "problem": f"nc {n}?", "messages": [user(f"nc {n}?"), assistant(n)],
-                "solution": f"It is $\\boxed{{{n}}}$." if n < 8 else "Proved.",
-            }
-            for n in TEN
-        ], 8, 8,
-    ),
-    "numina_15.parquet": (
-        [
-            {
-                "problem": f"n5 {n}?", "solution": "Without a box.", "problem_type": "Algebra", "source": "olympiads",
-                "answer": ("proof", "notfound", "")[n] if n < 3 else str(n), "synthetic": False,
-            }
-            for n in TEN
-        ], 7, 0,
-    ),
-    "deepscaler.jsonl": ([{"problem": f"ds {n}?", "answer": n, "solution": "" if n else "x"} for n in TEN], 10, 0),
-    "gsm8k.jsonl": ([{"question": f"gs {n}?", "answer": f"2*{n}\n#### {n}"} for n in TEN], 10, 10),
-    "luffy.parquet": (
-        [
-            {
-                "data_source": "luffy", "prompt": [{"role": "system", "content": "Think."}, user(f"lu {n}?")],
-                "target": [assistant(n)], "ability": "math", "reward_model": reward(str(n)),
-                "extra_info": {"index": n, "split": "default"},
-            }
-            for n in TEN
-        ], 10, 10,
-    ),
-    "verl.csv": (
-        [
-            {
-                "uid": f"verl-{n}", "data_source": "verl", "prompt": json.dumps([user(f"ve {n}?")]), "ability": "math",
-                "reward_model": str(reward(str(n))), "extra_info": json.dumps({"index": n}),
-            }
-            for n in TEN
-        ], 10, 0,
-    ),
-    "prompt_text.csv": ([{"prompt": json.dumps([user(f"pt {n}?"), assistant(n)])} for n in TEN], 10, 10),
-    "solutions.jsonl": ([{"question": f"so {n}?", "solutions": [f"\\boxed{{{n}}}"]} for n in TEN], 10, 0),
-    "sharegpt.jsonl": (
-        [
-            {"conversations": [{"from": "human", "value": f"sg {n}?"}, {"from": "gpt", "value": f"\\boxed{{{n}}}"}]}
-            for n in TEN
-        ], 10, 10,
-    ),
+LAYOUTS = {  # file: its row n, how many of ten prompts pass, and how many traces
+    "trl_messages.parquet": (lambda n: {"messages": [user(f"tm {n}?"), assistant(n)], "source": "x"}, 10, 10),
+    "trl_completion.jsonl": (lambda n: {"prompt": [user(f"tc {n}?")], "completion": [assistant(n)]}, 10, 10),
+    "trl_deepmath.parquet": (lambda n: {"prompt": [user(f"td {n}?")], "solution": f"${n}$"}, 10, 0),
+    "open_r1_220k.parquet": (lambda n: {
+        "problem": f"or {n}?", "solution": "A long way.", "answer": str(n), "problem_type": "Algebra",
+        "source": "olympiads", "uuid": f"u{n}", "is_reasoning_complete": [True, n < 5], "correctness_count": 2,
+        "generations": [assistant(n)["content"], assistant(n)["content"] + " "], "finish_reasons": None,
+        "messages": [user(f"or {n}?"), assistant(n)],
+    }, 10, 15),
+    "prime_rl.parquet": (lambda n: {
+        "problem_id": f"p{n}", "task_type": "verifiable_math", "prompt": f"pr {n}?",
+        "verification_info": json.dumps({"ground_truth": f"\\frac{{{n}}}{{7}}"}), "solve_rate": 0.5,
+    }, 10, 0),
+    "synthetic_1.csv": (lambda n: {"prompt": f"sy {n}?", "verification_info": str({"ground_truth": n})}, 10, 0),
+    "openrlhf.jsonl": (lambda n: {"input": f"of {n}?", "label": str(n), "datasource": "gsm"}, 10, 0),
+    "openrlhf_messages.jsonl": (lambda n: {"context_messages": [user(f"om {n}?")], "answer": n}, 10, 0),
+    "dapo_17k.parquet": (lambda n: {  # five problems twice: those are merged later
+        "data_source": "dapo_17k", "prompt": [user(f"da {n // 2}?")], "ability": "MATH",
+        "reward_model": reward(str(n // 2), "rule-lighteval/MATH_v2"), "extra_info": {"index": f"i{n}"},
+    }, 10, 0),
+    "numina_cot.parquet": (lambda n: {
+        "source": "cn_k12", "problem": f"nc {n}?", "messages": [user(f"nc {n}?"), assistant(n)],
+        "solution": f"It is $\\boxed{{{n}}}$." if n < 8 else "Proved.",
+    }, 8, 8),
+    "numina_15.parquet": (lambda n: {
+        "problem": f"n5 {n}?", "solution": "Without a box.", "problem_type": "Algebra", "source": "olympiads",
+        "answer": ("proof", "notfound", "")[n] if n < 3 else str(n), "synthetic": False,
+    }, 7, 0),
+    "deepscaler.jsonl": (lambda n: {"problem": f"ds {n}?", "answer": n, "solution": "" if n else "x"}, 10, 0),
+    "gsm8k.jsonl": (lambda n: {"question": f"gs {n}?", "answer": f"2*{n}\n#### {n}"}, 10, 10),
+    "luffy.parquet": (lambda n: {
+        "data_source": "luffy", "prompt": [{"role": "system", "content": "Think."}, user(f"lu {n}?")],
+        "target": [assistant(n)], "ability": "math", "reward_model": reward(str(n)),
+        "extra_info": {"index": n, "split": "default"},
+    }, 10, 10),
+    "verl.csv": (lambda n: {
+        "uid": f"verl-{n}", "data_source": "verl", "prompt": json.dumps([user(f"ve {n}?")]), "ability": "math",
+        "reward_model": str(reward(str(n))), "extra_info": json.dumps({"index": n}),
+    }, 10, 0),
+    "prompt_text.csv": (lambda n: {"prompt": json.dumps([user(f"pt {n}?"), assistant(n)])}, 10, 10),
+    "solutions.jsonl": (lambda n: {"question": f"so {n}?", "solutions": [f"\\boxed{{{n}}}"]}, 10, 0),
+    "sharegpt.jsonl": (lambda n: {
+        "conversations": [{"from": "human", "value": f"sg {n}?"}, {"from": "gpt", "value": f"\\boxed{{{n}}}"}],
+    }, 10, 10),
 }  # fmt: skip
 
 
 def test_ten_rows_of_each_layout_are_prepared_without_fields(tmp_path: Path) -> None:
     parts = {}
-    for name, (rows, _, _) in LAYOUTS.items():
-        source = {"kind": "file", "path": str(write_rows(tmp_path / name, *rows)), "author": Path(name).stem}
-        parts[Path(name).stem] = {"source": source}
+    for name, (row_of, _, _) in LAYOUTS.items():
+        file = write_rows(tmp_path / name, *map(row_of, range(10)))
+        parts[Path(name).stem] = {"source": {"kind": "file", "path": str(file), "author": Path(name).stem}}
     train = {"kind": "mixture", "parts": parts}
     prepare(tmp_path / "out", train=train, suites={"small": SMALL}, max_trace_tokens=5000)
     card = sources_of(tmp_path / "out")["train"]
@@ -143,7 +103,7 @@ def test_ten_rows_of_each_layout_are_prepared_without_fields(tmp_path: Path) -> 
     prompts = read_prompts(tmp_path / "out" / "train.parquet")
     assert {prompt.messages[-1].role for prompt in prompts} == {"user"}
     assert not any("\\boxed" in message.content for prompt in prompts for message in prompt.messages)
-    assert [p.uid for p in prompts if p.data_source == "verl"] == [f"verl-{n}" for n in TEN]
+    assert [p.uid for p in prompts if p.data_source == "verl"] == [f"verl-{n}" for n in range(10)]
 
 
 def test_fields_without_traces_drop_the_solution(tmp_path: Path) -> None:
@@ -188,16 +148,10 @@ def test_data_exported_as_csv_is_read_again_with_its_uids(tmp_path: Path, capsys
     assert command.main(by_r1) == 2
 
 
-def test_csv_parquet_and_jsonl_give_the_same_prompts_and_a_pattern_reads_its_files_by_name(tmp_path: Path) -> None:
-    rows = [{"q": f'{n} "and",\nmore', "a": str(n), "t": f"\\boxed{{{n}}}"} for n in range(3)]
-    loaded = [
-        load_file(write_rows(tmp_path / f"d.{end}", *rows), fields=QA).prompts for end in ("csv", "jsonl", "parquet")
-    ]
-    assert loaded[0] == loaded[1] == loaded[2] and len(loaded[0]) == 3
+def test_a_pattern_reads_its_files_in_the_order_of_their_names(tmp_path: Path) -> None:
     for name in ("b", "a"):
-        write_rows(tmp_path / "several" / f"{name}.jsonl", {"q": name, "a": "1"})
-    several = load_file(tmp_path / "several" / "*.jsonl", fields=QA).prompts
-    assert [prompt.messages[0].content for prompt in several] == ["a", "b"]
+        write_rows(tmp_path / f"{name}.jsonl", {"q": name, "a": "1"})
+    assert [prompt.messages[0].content for prompt in load_file(tmp_path / "*.jsonl", fields=QA).prompts] == ["a", "b"]
 
 
 def test_malformed_lines_are_quarantined_with_line_field_and_reason(tmp_path: Path) -> None:
@@ -241,20 +195,11 @@ def test_maps_are_read_as_mappings(tmp_path: Path) -> None:
     assert [(bad.row, bad.field) for bad in loaded.quarantined] == [(2, "extra_info")]
 
 
-@pytest.mark.parametrize("name", ["d.jsonl", "d.parquet"])
-@pytest.mark.parametrize(("column", "meant"), [("targte", "target"), ("trace", "traces")])
-def test_a_misspelt_demonstration_is_found_in_any_format(tmp_path: Path, name: str, column: str, meant: str) -> None:
-    misspelt = sum_row(0)
-    misspelt[column] = misspelt.pop("target")
-    with refused(name, "none of its 1 rows", f"field {column}", f"'{meant}'", error=DataError):
-        load_file(write_rows(tmp_path / name, misspelt))
-
-
 @pytest.mark.parametrize(
     ("name", "content", "named"),
     [
         ("missing.jsonl", None, "no such file"),
-        ("folder", None, "is a directory"),
+        ("folder.jsonl", None, "is a directory"),
         ("d.txt", "x", "extension '.txt'; use one of .parquet, .jsonl, .csv"),
         ("none-*.jsonl", None, "no such file"),
         ("d.jsonl", "", "holds no row"),
@@ -263,17 +208,11 @@ def test_a_misspelt_demonstration_is_found_in_any_format(tmp_path: Path, name: s
     ],
 )
 def test_an_unusable_file_is_refused(tmp_path: Path, name: str, content: str | None, named: str) -> None:
-    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder.jsonl").mkdir()
     if content is not None:
         (tmp_path / name).write_text(content)
     with refused(name, named, error=DataError):
         load_file(tmp_path / name)
-
-
-def test_a_missing_column_is_refused_with_a_list_of_the_present_ones(tmp_path: Path) -> None:
-    for name, more, missing in (("d.csv", {"t": "3"}, "q missing"), ("d.parquet", {}, "q, t missing")):
-        with refused(name, missing, "found question, a", error=DataError):
-            load_file(write_rows(tmp_path / name, {"question": "1", "a": "2", **more}), fields=QA)
 
 
 def test_a_damaged_parquet_names_the_last_readable_row(tmp_path: Path) -> None:
