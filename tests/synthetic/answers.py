@@ -1,7 +1,6 @@
 """Answers to grade: ordinary ones with their references, and hostile ones."""
 
 import random
-from collections.abc import Callable, Sequence
 
 Pair = tuple[str, str]
 """Answer, reference."""
@@ -52,15 +51,7 @@ def _expression(luck: random.Random) -> Pair:
     return rf"{a}+{b}\pi", rf"{b}\pi+{a}"
 
 
-_FORMS: Sequence[Callable[[random.Random], Pair]] = (
-    _fraction,
-    _radical,
-    _polynomial,
-    _interval,
-    _tuple,
-    _integer,
-    _expression,
-)
+_FORMS = [_fraction, _radical, _polynomial, _interval, _tuple, _integer, _expression]
 
 TOWERS = (
     "9^{9^{9^{9}}}",
@@ -127,21 +118,7 @@ _STRANGE = (
     "%d;DROP TABLE answers",
 )
 _ALPHABET = "\\{}[]()^_$&,.+-*/=<>0123456789xyπ√ \n\t\x00!|%#~'\"éß٣\ud800"
-_WORDS = (
-    r"\frac",
-    r"\sqrt",
-    r"\boxed",
-    r"\left(",
-    r"\right)",
-    r"\text",
-    r"\cup",
-    r"\infty",
-    r"\pi",
-    "<think>",
-    "^",
-    "{",
-    "}",
-)
+_WORDS = [r"\frac", r"\sqrt", r"\boxed", r"\left(", r"\right)", r"\text", r"\cup", r"\infty", r"\pi", "<think>", *"^{}"]
 
 
 def hostile_answers(count: int, seed: int, endless: int) -> list[str]:

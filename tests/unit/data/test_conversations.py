@@ -2,7 +2,6 @@
 messages are recognised."""
 
 import unicodedata
-from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -178,7 +177,7 @@ def test_a_long_observation_is_cut_in_the_middle() -> None:
     assert encoder.within(Message("user", "7"), 60) == Message("user", "7")
 
 
-def test_single_replies_are_encoded_as_before(tmp_path: Path) -> None:
+def test_single_replies_are_encoded_as_before() -> None:
     tokenizer = _tokenizer(PLAIN_TEMPLATE)
     turns = _turns("3", "4", "7")
     ((single, many), (last,)) = encode_demonstrations(
@@ -206,17 +205,20 @@ def test_a_message_that_was_cut_is_recognised(start: str, middle: str, end: str)
     assert is_cut_from(cut(start, len(middle), "characters", end), start + middle + end)
 
 
-def test_a_character_broken_at_the_cut_and_changed_white_space_do_not_matter() -> None:
-    assert is_cut_from(cut("a  é\ufffd", 3, "tokens", "\ufffd b\nc"), "a é€€€ b c")
-    assert is_cut_from(cut("e\u0301", 3, "tokens", "\n\n").strip(), "éabc\n\n")
+LOG = "log: " + cut("a", 1, "tokens", "b") + " and much more"
 
 
-@pytest.mark.parametrize("whole", ["ab", "abxcd?", "?abxcd", "abd", ""])
-def test_another_message_is_not(whole: str) -> None:
-    assert not is_cut_from(cut("ab", 1, "tokens", "cd"), whole)
-    assert not is_cut_from("abcd", "abcd")  # without a mark it is cut from nothing
-
-
-def test_a_message_that_shows_such_a_mark_itself_can_be_cut() -> None:
-    whole = "log: " + cut("a", 1, "tokens", "b") + " and much more"
-    assert is_cut_from(cut(whole[:30], 2, "characters", whole[32:]), whole)
+@pytest.mark.parametrize(
+    ("shown", "whole", "is_cut"),
+    [
+        # A character broken at the cut, and changed white space.
+        (cut("a  é\ufffd", 3, "tokens", "\ufffd b\nc"), "a é€€€ b c", True),
+        (cut("e\u0301", 3, "tokens", "\n\n").strip(), "éabc\n\n", True),
+        # A message that shows such a mark itself.
+        (cut(LOG[:30], 2, "characters", LOG[32:]), LOG, True),
+        *((cut("ab", 1, "tokens", "cd"), whole, False) for whole in ("ab", "abxcd?", "?abxcd", "abd", "")),
+        ("abcd", "abcd", False),  # without a mark it is cut from nothing
+    ],
+)
+def test_a_message_is_told_from_what_it_was_not_cut_from(shown: str, whole: str, is_cut: bool) -> None:
+    assert is_cut_from(shown, whole) is is_cut

@@ -6,12 +6,12 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from support.refusals import refused
+from synthetic.loaded_source import load_file
 
-from luffy.config.data import FileSource
 from luffy.data import parquet
 from luffy.data.parquet import read_prompts, read_rows, write_prompts
 from luffy.data.schema import RowError, check_json
-from luffy.data.sources import open_source
 from luffy.errors import DataError
 from luffy.evaluation import sample_files
 from luffy.types import Message, Prompt, Trace
@@ -30,20 +30,17 @@ def test_a_parquet_bomb_is_refused_before_it_unfolds(tmp_path: Path, compression
     pq.write_table(table, path, compression=compression, use_dictionary=compression == "zstd")
     assert path.stat().st_size < 1 << 20
     before = pa.total_allocated_bytes()
-    expands = r"bomb\.parquet: column prompt expands from \d+ to \d+ bytes, .* bomb"
-    with pytest.raises(DataError, match=expands) as caught:
+    with refused("bomb.parquet: column prompt expands from", "bomb", error=DataError):
         rows_of(path)
-    assert "\n" not in str(caught.value) and pa.total_allocated_bytes() - before < 16 << 20
+    assert pa.total_allocated_bytes() - before < 16 << 20
 
 
 def test_distinct_values_that_each_row_repeats_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(parquet, "_MAX_DICTIONARY_BYTES", 1000)
     text = "".join(map(chr, range(0x4E00, 0x4E00 + 2000)))
     pq.write_table(pa.table({"prompt": [text] * 50}), tmp_path / "p.parquet", compression="none")
-    large = r"column prompt has a dictionary of \d+ bytes, .* without dictionaries"
-    with pytest.raises(DataError, match=large) as caught:
+    with refused("column prompt has a dictionary of", "without dictionaries", error=DataError):
         rows_of(tmp_path / "p.parquet")
-    assert "bomb" not in str(caught.value)
     pq.write_table(pa.table({"prompt": [text] * 50}), tmp_path / "p.parquet", use_dictionary=False)
     assert len(rows_of(tmp_path / "p.parquet")) == 50
 
@@ -104,13 +101,6 @@ def test_a_line_that_unfolds_from_little_is_no_record(tmp_path: Path, monkeypatc
     assert len(content) < 1 << 14 and pa.total_allocated_bytes() - before < 16 << 20
 
 
-def deep(levels: int) -> object:
-    value: object = 1
-    for _ in range(levels):
-        value = [value]
-    return value
-
-
 def test_a_row_of_absurd_depth_or_length_is_quarantined_and_the_others_are_read(tmp_path: Path) -> None:
     row = {"prompt": "1+1?", "data_source": "t", "reward_model": {"ground_truth": "2"}}
     fields = json.dumps(row)[:-1]
@@ -122,12 +112,15 @@ def test_a_row_of_absurd_depth_or_length_is_quarantined_and_the_others_are_read(
         json.dumps(row),
     ]
     (tmp_path / "rows.jsonl").write_text("\n".join(lines))
-    rows = list(open_source(FileSource(kind="file", path=str(tmp_path / "rows.jsonl")), "train", 0).rows())
-    assert [type(each).__name__ for each in rows] == [*["QuarantinedRow"] * 4, "Prompt"]
-    assert all("nested too deep" in each.reason for each in rows[1:4])
+    loaded = load_file(tmp_path / "rows.jsonl")
+    assert [bad.row for bad in loaded.quarantined] == [1, 2, 3, 4] and len(loaded.prompts) == 1
+    assert all("nested too deep" in bad.reason for bad in loaded.quarantined[1:])
 
 
 @pytest.mark.parametrize("levels", [150, 5000])
 def test_a_value_that_nests_too_deep_to_be_read_again_is_refused(levels: int) -> None:
+    value: object = 1
+    for _ in range(levels):
+        value = [value]
     with pytest.raises(RowError, match=r"cannot be written as JSON: .*(nested too deep|recursion)"):
-        check_json({"a": deep(levels)}, "extra_info")
+        check_json({"a": value}, "extra_info")

@@ -1,10 +1,12 @@
-"""Pools of these tests start the grading servers that users have."""
+"""Pools of these tests start the grading servers that users have; one pool serves all tests of a process that only
+ask it for verdicts."""
 
 from collections.abc import Iterator
 
 import pytest
 from support.patience import PATIENCE_S
 
+from luffy.config.grading import GradingConfig, MathGrader
 from luffy.grading.pool import GraderPool
 
 
@@ -13,7 +15,7 @@ def grading_server() -> None:
     """In place of the shared one (tests/support/one_grading_server.py)."""
 
 
-@pytest.fixture(scope="module")
-def pool(grading_server: None) -> Iterator[GraderPool]:
-    with GraderPool(2, PATIENCE_S) as shared:
+@pytest.fixture(scope="session")
+def pool() -> Iterator[GraderPool]:
+    with GraderPool(2, PATIENCE_S, GradingConfig(named={"lenient": MathGrader(boxed="preferred")})) as shared:
         yield shared

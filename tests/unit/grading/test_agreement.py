@@ -1,29 +1,51 @@
-"""Agreement with labelled cases of other graders' test suites and labelled model outputs, where they are at hand.
+"""Agreement with labelled pairs, with labelled cases of other graders' test suites, and with published data sets where
+they are at hand.
 
-Labels are policy, too: the floors are what the
-policies of this grader reach (`test_verdicts.py`), class by class.
+Labels are policy, too: the floors are what the policies of this grader reach (`test_verdicts.py`), class by class.
 """
 
 import json
+import re
 from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
 from support.installed import DATASETS, needs_datasets
+from synthetic.answer_pairs import BUILT_FOR, HELD_OUT, answer_pairs
 
 from luffy.config.grading import ChoiceGrader, ExactGrader, GraderKind, MathGrader, StrictMathGrader
 from luffy.grading.choice import grade_choice
+from luffy.grading.extract import last_box
 from luffy.grading.pool import GraderPool
 from luffy.grading.request import GradeRequest, Problem
 from luffy.types import Outcome
 
-CASES = DATASETS / "grader_cases" / "cases.jsonl"
-OUTPUTS = DATASETS / "mmlu_pro_model_outputs" / "mathstral-7B.parquet"
-QUESTIONS = DATASETS / "mmlu_pro" / "test.parquet"
 pytestmark = pytest.mark.slow
 
 MATH, STRICT, PREFERRED = MathGrader(), StrictMathGrader(), MathGrader(boxed="preferred")
 Case = dict[str, object]
+
+
+def records(path: Path) -> list[Case]:
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def accepted(pool: GraderPool, requests: list[GradeRequest]) -> list[bool]:
+    return [grade.outcome is Outcome.CORRECT for grade in pool.grade(requests)]
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "found"),
+    [(MATH, BUILT_FOR, 148), (MATH, HELD_OUT, 36), (STRICT, BUILT_FOR, 0), (STRICT, HELD_OUT, 0)],
+)
+def test_labelled_right_answers_are_found_and_no_look_alike_is_accepted(pool, kind, name, found):
+    pairs = answer_pairs(name)
+    verdicts = accepted(pool, [GradeRequest(f"\\boxed{{{pair.answer}}}", pair.gold, kind=kind) for pair in pairs])
+    labels = [pair.right for pair, yes in zip(pairs, verdicts, strict=True) if yes]
+    assert labels.count(True) >= found
+    assert labels.count(False) == 0
 
 
 def is_word_problem(case: Case) -> bool:
@@ -57,20 +79,9 @@ def response_of(case: Case) -> str:
     return f"\\boxed{{{text}}}" if is_pair(case) else text
 
 
-def disagreements(pool: GraderPool, kind: GraderKind, wanted: Callable[[Case], bool]) -> tuple[int, int, int]:
-    """How many cases there are, how many wrong answers are accepted, how many right ones refused."""
-    cases = [case for case in map(json.loads, CASES.read_text(encoding="utf-8").splitlines()) if wanted(case)]
-    requests = [
-        GradeRequest(response_of(case), str(case["gold"]), Problem(extra_info=case["opts"]), kind) for case in cases
-    ]
-    accepted = [grade.outcome is Outcome.CORRECT for grade in pool.grade(requests)]
-    pairs = [(found, bool(case["expected"])) for found, case in zip(accepted, cases, strict=True)]
-    return len(cases), pairs.count((True, False)), pairs.count((False, True))
-
-
 @needs_datasets
 @pytest.mark.parametrize(
-    ("kind", "wanted", "at_least", "accepted", "refused"),
+    ("kind", "wanted", "at_least", "wrongly_accepted", "wrongly_refused"),
     [
         (MATH, is_word_problem, 799, 0, 0),
         (STRICT, is_word_problem, 799, 0, 0),
@@ -83,24 +94,33 @@ def disagreements(pool: GraderPool, kind: GraderKind, wanted: Callable[[Case], b
         (ChoiceGrader(), is_choice, 125, 0, 2),
     ],
 )
-def test_no_more_disagreements_than_known(pool, kind, wanted, at_least, accepted, refused):
-    count, wrongly_accepted, wrongly_refused = disagreements(pool, kind, wanted)
-    assert count >= at_least
-    assert wrongly_accepted <= accepted
-    assert wrongly_refused <= refused
+def test_no_more_disagreements_than_known(
+    pool: GraderPool,
+    kind: GraderKind,
+    wanted: Callable[[Case], bool],
+    at_least: int,
+    wrongly_accepted: int,
+    wrongly_refused: int,
+) -> None:
+    cases = [case for case in records(DATASETS / "grader_cases/cases.jsonl") if wanted(case)]
+    requests = [
+        GradeRequest(response_of(case), str(case["gold"]), Problem(extra_info=case["opts"]), kind) for case in cases
+    ]
+    labels = [bool(case["expected"]) for case in cases]
+    pairs = list(zip(accepted(pool, requests), labels, strict=True))
+    assert len(pairs) >= at_least
+    assert pairs.count((True, False)) <= wrongly_accepted
+    assert pairs.count((False, True)) <= wrongly_refused
 
 
 @needs_datasets
 def test_letters_in_model_outputs_are_those_of_the_benchmarks_own_script() -> None:
     """Which guesses at random where it finds none (there are 367 of these), and takes the first of several answers."""
-    options = {row["question_id"]: row["options"] for row in pq.read_table(QUESTIONS).to_pylist()}
-    rows = pq.read_table(OUTPUTS).to_pylist()
+    questions = pq.read_table(DATASETS / "mmlu_pro/test.parquet").to_pylist()
+    rows = pq.read_table(DATASETS / "mmlu_pro_model_outputs/mathstral-7B.parquet").to_pylist()
+    info = {row["question_id"]: {"options": row["options"]} for row in questions}
     found = [
-        grade_choice(
-            GradeRequest(
-                row["generated_text"], row["answer"], Problem(extra_info={"options": options[row["question_id"]]})
-            )
-        )
+        grade_choice(GradeRequest(row["generated_text"], row["answer"], Problem(extra_info=info[row["question_id"]])))
         for row in rows
     ]
     named = [grade.outcome in (Outcome.CORRECT, Outcome.WRONG) for grade in found]
@@ -108,3 +128,40 @@ def test_letters_in_model_outputs_are_those_of_the_benchmarks_own_script() -> No
     assert sum(named) >= 11_660
     assert sum(same) >= 11_640
     assert sum(one and not other for one, other in zip(named, same, strict=True)) <= 20
+
+
+@needs_datasets
+def test_numbers_of_minerva_with_the_unit_that_their_solutions_name(pool: GraderPool) -> None:
+    requests = []
+    for problem in records(DATASETS / "minerva_math/test.jsonl"):
+        solution = str(problem["solution"])
+        gold = last_box(solution) or ""
+        unit = re.search(re.escape(gold) + r"\}\s*(\\(?:mathrm|text)\s*\{[^{}]*\}(?:\^\{?-?\d\}?)?)", solution)
+        if re.fullmatch("-?[0-9.e]+", gold) and unit is not None:
+            requests.append(GradeRequest(f"\\boxed{{{gold} {unit[1]}}}", gold))
+    assert len(requests) >= 30
+    assert all(accepted(pool, requests))
+
+
+@needs_datasets
+@pytest.mark.parametrize("kind", [MATH, PREFERRED, STRICT])
+def test_reference_solutions_of_gsm8k_are_right_and_altered_ones_wrong(pool: GraderPool, kind: GraderKind) -> None:
+    solutions = [str(row["answer"]) for row in records(DATASETS / "gsm8k/test.jsonl")]
+    right = [GradeRequest(solution, solution.rpartition("#### ")[2], kind=kind) for solution in solutions]
+    altered = [replace(request, response=f"{request.response}1") for request in right]
+    assert len(right) == 1319
+    assert {grade.outcome for grade in pool.grade(right)} == {Outcome.CORRECT}
+    assert {grade.outcome for grade in pool.grade(altered)} == {Outcome.WRONG}
+
+
+@needs_datasets
+@pytest.mark.parametrize(("kind", "at_least"), [(MATH, 460), (STRICT, 440)])
+@pytest.mark.parametrize("in_tag", [True, None])
+def test_traces_of_r1_zero_are_graded_by_every_grader(pool, kind, at_least, in_tag):
+    requests = [
+        GradeRequest(row["response"], row["ground_truth"], Problem(row["question"], in_tag=in_tag), kind)
+        for row in records(DATASETS / "r1_zero_sft_math/dothereading_sft.jsonl")
+    ]
+    outcomes = [grade.outcome for grade in pool.grade(requests)]
+    assert Outcome.NO_ANSWER not in outcomes
+    assert outcomes.count(Outcome.CORRECT) >= at_least

@@ -3,6 +3,8 @@
 import threading
 import time
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 
 import psutil
 import pytest
@@ -27,10 +29,7 @@ from luffy.types import Outcome
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]  # a minute or two on two free cores
 COUNT, ENDLESS, TIMEOUT_S = 20_000, 12, 2.0
 KINDS: tuple[GraderKind, ...] = (
-    MathGrader(),
-    MathGrader(),
-    MathGrader(),
-    StrictMathGrader(),
+    *(MathGrader(), MathGrader(), MathGrader(), StrictMathGrader()),
     MathGrader(boxed="preferred"),
     AnyGrader(of=(MathGrader(), StrictMathGrader())),
     ChoiceGrader(),
@@ -42,27 +41,23 @@ KINDS: tuple[GraderKind, ...] = (
 GOLDS = ("3", "x^2+1", r"\{1,2\}")
 
 
-class Watch:
+@contextmanager
+def watched(pool: GraderPool) -> Iterator[dict[str, int]]:
     """The largest memory of this process and of its workers, sampled."""
+    largest, stop = {"own": psutil.Process().memory_info().rss, "worker": 0}, threading.Event()
 
-    def __init__(self, pool: GraderPool) -> None:
-        self.own, self.worker = psutil.Process().memory_info().rss, 0
-        self._pool, self._stop = pool, threading.Event()
-        self._thread = threading.Thread(target=self._sample, daemon=True)
-        self._thread.start()
+    def sample() -> None:
+        while not stop.wait(0.1):
+            largest["own"] = max(largest["own"], psutil.Process().memory_info().rss)
+            for pid in pool.worker_pids():
+                with suppress(psutil.NoSuchProcess):
+                    largest["worker"] = max(largest["worker"], psutil.Process(pid).memory_info().rss)
 
-    def _sample(self) -> None:
-        while not self._stop.wait(0.1):
-            self.own = max(self.own, psutil.Process().memory_info().rss)
-            for pid in self._pool.worker_pids():
-                try:
-                    self.worker = max(self.worker, psutil.Process(pid).memory_info().rss)
-                except psutil.NoSuchProcess:
-                    continue
-
-    def stop(self) -> None:
-        self._stop.set()
-        self._thread.join()
+    thread = threading.Thread(target=sample, daemon=True)
+    thread.start()
+    yield largest
+    stop.set()
+    thread.join()
 
 
 def test_hostile_answers_neither_hang_nor_kill_nor_go_unnamed() -> None:
@@ -72,9 +67,8 @@ def test_hostile_answers_neither_hang_nor_kill_nor_go_unnamed() -> None:
     ]
     before, started = psutil.Process().memory_info().rss, time.monotonic()
     with GraderPool(4, TIMEOUT_S) as pool:
-        watch = Watch(pool)
-        grades = [grade for start in range(0, COUNT, 2000) for grade in pool.grade(requests[start : start + 2000])]
-        watch.stop()
+        with watched(pool) as largest:
+            grades = [grade for start in range(0, COUNT, 2000) for grade in pool.grade(requests[start : start + 2000])]
         assert pool.grade_one(r"\boxed{x+1}", "1+x").outcome is Outcome.CORRECT
         pids = pool.worker_pids()
     seconds, outcomes = time.monotonic() - started, Counter(grade.outcome for grade in grades)
@@ -83,6 +77,6 @@ def test_hostile_answers_neither_hang_nor_kill_nor_go_unnamed() -> None:
     assert all(grade.reason for grade in grades)
     assert set(outcomes) <= set(Outcome)
     assert outcomes[Outcome.TIMED_OUT] >= ENDLESS // 4  # the other half met kinds that compute nothing
-    assert watch.own - before < 300 << 20
-    assert watch.worker < MEMORY_LIMIT_BYTES
+    assert largest["own"] - before < 300 << 20
+    assert largest["worker"] < MEMORY_LIMIT_BYTES
     assert not any(psutil.pid_exists(pid) for pid in pids)

@@ -1,12 +1,7 @@
-"""Kinds of graders: what each says, how they combine, and which of them grades what."""
-
-import json
-from collections.abc import Iterator
-from dataclasses import replace
+"""Kinds of graders: what each says, how they combine, which of them grades what, and whose letter counts in multiple
+choice."""
 
 import pytest
-from support.installed import DATASETS, needs_datasets
-from support.patience import PATIENCE_S
 
 from luffy.config.grading import (
     AnyGrader,
@@ -21,202 +16,253 @@ from luffy.config.grading import (
     WeightedGrader,
     WeightedPart,
 )
-from luffy.data.prompt_templates import prompt_text
 from luffy.errors import DataError
+from luffy.grading.choice import grade_choice
 from luffy.grading.pool import GraderPool
-from luffy.grading.request import GradeRequest, Problem, problem_of
-from luffy.types import Message, Outcome, Prompt
+from luffy.grading.request import Grade, GradeRequest, Problem
+from luffy.types import Outcome
 
-MATH, STRICT = MathGrader(), StrictMathGrader()
-PREFERRED = MathGrader(boxed="preferred")
-R1_ZERO = FormatGrader(template="r1_zero")
-R1_ZERO_TRACES = DATASETS / "r1_zero_sft_math" / "dothereading_sft.jsonl"
+CORRECT, WRONG, NO_ANSWER, UNPARSABLE = Outcome.CORRECT, Outcome.WRONG, Outcome.NO_ANSWER, Outcome.UNPARSABLE
+MATH, STRICT, PREFERRED, EXACT = MathGrader(), StrictMathGrader(), MathGrader(boxed="preferred"), ExactGrader()
+FORMAT, R1_ZERO = FormatGrader(), FormatGrader(template="r1_zero")
 MATRIX = r"\begin{pmatrix}%s\\2\end{pmatrix}"
 
 
-def weighted(form: float) -> WeightedGrader:
-    return WeightedGrader(
-        parts=(WeightedPart(weight=1.0, grader=MATH), WeightedPart(weight=form, grader=FormatGrader()))
-    )
-
-
-@pytest.fixture(scope="module")
-def pool() -> Iterator[GraderPool]:
-    config = GradingConfig(named={"lenient": PREFERRED})
-    with GraderPool(2, PATIENCE_S, config) as shared:
-        yield shared
-
-
 @pytest.mark.parametrize(
-    ("kind", "response", "gold", "outcome"),
+    ("kind", "gold", "outcome", "responses"),
     [
-        (MATH, "it is 5", "5", Outcome.NO_ANSWER),
-        (PREFERRED, "it is 5", "5", Outcome.CORRECT),
-        (PREFERRED, "The answer is: $\\frac{1}{2}$.", "0.5", Outcome.CORRECT),
-        (PREFERRED, "<think>6</think> <answer> 5 </answer>", "5", Outcome.CORRECT),
-        (PREFERRED, "<answer>7</answer> or \\boxed{5}", "5", Outcome.CORRECT),
-        (PREFERRED, "The largest $n$: the answer is that $n$ is 34.", "34", Outcome.CORRECT),
-        (PREFERRED, "-\\frac{10}{9}", "-10/9", Outcome.CORRECT),
-        (PREFERRED, "<think>5", "5", Outcome.NO_ANSWER),
-        (PREFERRED, "I do not know", "5", Outcome.NO_ANSWER),
-        (STRICT, r"\boxed{(x+1)^2}", "x^2+2x+1", Outcome.CORRECT),
-        (STRICT, r"\boxed{50\%}", "0.5", Outcome.CORRECT),
-        (STRICT, r"\boxed{0.3333}", r"\frac13", Outcome.WRONG),
-        (STRICT, r"\boxed{[0,1)}", "[0,1]", Outcome.WRONG),
-        (STRICT, "the answer is 5", "5", Outcome.NO_ANSWER),
-        (STRICT, r"\boxed{the whole truth}", "5", Outcome.UNPARSABLE),
-        (STRICT, rf"\boxed{{{MATRIX % 1}}}", MATRIX % r"\frac22", Outcome.CORRECT),
-        (ExactGrader(), "The answer is  New   York.", "new york", Outcome.CORRECT),
-        (ExactGrader(), "Answer: Paris", "Paris", Outcome.CORRECT),
-        (ExactGrader(), "Final Answer: Paris", "Paris", Outcome.CORRECT),
-        (ExactGrader(), "**Answer:** Paris", "Paris", Outcome.CORRECT),
-        (ExactGrader(), "**Answer**: Paris", "Paris", Outcome.CORRECT),
-        (ExactGrader(), "Solution: Paris", "Paris", Outcome.CORRECT),
-        (ExactGrader(), "an answering machine", "An answering machine", Outcome.CORRECT),
-        (ExactGrader(), "The Final Solution", "the final solution", Outcome.CORRECT),
-        (ExactGrader(), r"\boxed{\text{New York}}", "New York", Outcome.CORRECT),
-        (ExactGrader(ignore_case=False), r"\boxed{new york}", "New York", Outcome.WRONG),
-        (ExactGrader(boxed="required"), "New York", "New York", Outcome.NO_ANSWER),
-        (ExactGrader(), "<think>New York</think> Boston", "New York", Outcome.WRONG),
-        (FormatGrader(), "<think>\nhm\n</think>\n5", "6", Outcome.CORRECT),
-        (FormatGrader(), "<think></think>5", "5", Outcome.WRONG),
-        (FormatGrader(), "<think>hm</think> ", "5", Outcome.WRONG),
-        (FormatGrader(), "so <think>hm</think> 5", "5", Outcome.WRONG),
-        (FormatGrader(), "</think>hm<think> 5", "5", Outcome.WRONG),
-        (FormatGrader(), "<think>hm</think></think> 5", "5", Outcome.WRONG),
-        (R1_ZERO, "<think>hm</think> <answer>5</answer>", "6", Outcome.CORRECT),
-        (R1_ZERO, "<think>hm</think> 5", "5", Outcome.WRONG),
-        (R1_ZERO, "<think>hm</think> so <answer>5</answer>", "5", Outcome.WRONG),
-        (R1_ZERO, "<think>hm<answer>5</answer></think>", "5", Outcome.WRONG),
-        (R1_ZERO, "<think>hm</think> <answer> </answer>", "5", Outcome.WRONG),
-        (ChoiceGrader(), "ANSWER: C", "C", Outcome.CORRECT),
+        (MATH, "5", NO_ANSWER, ["it is 5"]),
+        (PREFERRED, "5", CORRECT, ["it is 5", "<think>6</think> <answer> 5 </answer>"]),
+        (PREFERRED, "5", CORRECT, ["<answer>7</answer> or \\boxed{5}"]),
+        (PREFERRED, "0.5", CORRECT, ["The answer is: $\\frac{1}{2}$."]),
+        (PREFERRED, "34", CORRECT, ["The largest $n$: the answer is that $n$ is 34."]),
+        (PREFERRED, "-10/9", CORRECT, ["-\\frac{10}{9}"]),
+        (PREFERRED, "5", NO_ANSWER, ["<think>5", "I do not know"]),
+        (STRICT, "x^2+2x+1", CORRECT, [r"\boxed{(x+1)^2}"]),
+        (STRICT, "0.5", CORRECT, [r"\boxed{50\%}"]),
+        (STRICT, r"\frac13", WRONG, [r"\boxed{0.3333}"]),
+        (STRICT, "[0,1]", WRONG, [r"\boxed{[0,1)}"]),
+        (STRICT, "5", NO_ANSWER, ["the answer is 5"]),
+        (STRICT, "5", UNPARSABLE, [r"\boxed{the whole truth}"]),
+        (STRICT, MATRIX % r"\frac22", CORRECT, [rf"\boxed{{{MATRIX % 1}}}"]),
+        (EXACT, "new york", CORRECT, ["The answer is  New   York."]),
+        (EXACT, "Paris", CORRECT, ["Answer: Paris", "Final Answer: Paris", "**Answer:** Paris", "**Answer**: Paris"]),
+        (EXACT, "Paris", CORRECT, ["Solution: Paris"]),
+        (EXACT, "An answering machine", CORRECT, ["an answering machine"]),
+        (EXACT, "the final solution", CORRECT, ["The Final Solution"]),
+        (EXACT, "New York", CORRECT, [r"\boxed{\text{New York}}"]),
+        (EXACT, "New York", WRONG, ["<think>New York</think> Boston"]),
+        (ExactGrader(ignore_case=False), "New York", WRONG, [r"\boxed{new york}"]),
+        (ExactGrader(boxed="required"), "New York", NO_ANSWER, ["New York"]),
+        (FORMAT, "6", CORRECT, ["<think>\nhm\n</think>\n5"]),
+        (FORMAT, "5", WRONG, ["<think></think>5", "<think>hm</think> ", "so <think>hm</think> 5"]),
+        (FORMAT, "5", WRONG, ["</think>hm<think> 5", "<think>hm</think></think> 5"]),
+        (R1_ZERO, "6", CORRECT, ["<think>hm</think> <answer>5</answer>"]),
+        (R1_ZERO, "5", WRONG, ["<think>hm</think> 5", "<think>hm</think> so <answer>5</answer>"]),
+        (R1_ZERO, "5", WRONG, ["<think>hm<answer>5</answer></think>", "<think>hm</think> <answer> </answer>"]),
+        (ChoiceGrader(), "C", CORRECT, ["ANSWER: C"]),
     ],
 )
-def test_verdicts_by_kind(pool: GraderPool, kind: GraderKind, response: str, gold: str, outcome: Outcome) -> None:
-    grade = pool.grade_one(response, gold, kind=kind)
-    assert grade.outcome is outcome, grade
-    assert grade.reward == (outcome is Outcome.CORRECT)
-    assert grade.reason
-
-
-@pytest.mark.parametrize(
-    "kind", [MATH, PREFERRED, STRICT, ExactGrader(), ExactGrader(boxed="required"), ChoiceGrader()]
-)
-@pytest.mark.parametrize(
-    ("reply", "in_tag", "is_right"),
-    [
-        ("so <answer> 3 </answer>", True, True),
-        (r"\boxed{4} <answer>3</answer>", True, True),
-        (r"<answer>3</answer> or \boxed{4}", True, True),
-        (r"<answer>it is \boxed{3}</answer>", True, True),
-        (r"so \boxed{3}", True, True),
-        ("<answer>3</answer> <answer>4</answer>", True, False),
-        (r"\boxed{3} <answer>4</answer>", True, False),
-        (r"<answer>3</answer> \boxed{4}", False, False),
-        # A prompt that is not known: the form of the reply decides.
-        ("<answer>3</answer>", None, True),
-        (r"<answer>3</answer> \boxed{4}", None, False),
-    ],
-)
-def test_the_prompt_decides_where_an_answer_stands(pool, kind, reply, in_tag, is_right):
-    grade = pool.grade([GradeRequest(f"<think>4</think> {reply}", "3", Problem(in_tag=in_tag), kind)])[0]
-    assert (grade.outcome is Outcome.CORRECT) == is_right
-
-
-@pytest.mark.parametrize("kind", [MATH, STRICT])
-@pytest.mark.parametrize(
-    ("reply", "in_tag"),
-    [("so <answer>3</answer>", None), ("<answer>3</answer>", False), ("<answer>3", True), ("<answer></answer>", True)],
-)
-def test_other_tags_mark_no_answer(pool, kind, reply, in_tag):
-    grade = pool.grade([GradeRequest(f"<think>3</think> {reply}", "3", Problem(in_tag=in_tag), kind)])[0]
-    assert grade.outcome is Outcome.NO_ANSWER
-
-
-@pytest.mark.parametrize(("template", "in_tag"), [("r1_zero", True), ("qwen_math", False), ("prime", None)])
-def test_a_template_tells_where_it_wants_the_answer(template: str, in_tag: bool | None) -> None:
-    prompt = Prompt("uid", "test", (Message("user", "What is 1 + 2?"),), "3")
-    assert problem_of(prompt, prompt_text(prompt, template)).in_tag is in_tag
-    assert problem_of(prompt).in_tag is None
-    asking = replace(prompt, messages=(Message("system", "End with <answer>NUMBER</answer>."), *prompt.messages))
-    assert problem_of(asking).in_tag is True
-
-
-@needs_datasets
-@pytest.mark.parametrize("kind", [MATH, STRICT])
-@pytest.mark.parametrize("in_tag", [True, None])
-def test_traces_of_r1_zero_are_graded_by_every_grader(pool: GraderPool, kind: GraderKind, in_tag: bool | None) -> None:
-    rows = [json.loads(line) for line in R1_ZERO_TRACES.read_text(encoding="utf-8").splitlines()]
-    asked = [
-        GradeRequest(row["response"], row["ground_truth"], Problem(row["question"], in_tag=in_tag), kind)
-        for row in rows
-    ]
-    outcomes = [grade.outcome for grade in pool.grade(asked)]
-    assert Outcome.NO_ANSWER not in outcomes
-    assert outcomes.count(Outcome.CORRECT) >= (460 if kind is MATH else 440)
+def test_verdicts_by_kind(
+    pool: GraderPool, kind: GraderKind, gold: str, outcome: Outcome, responses: list[str]
+) -> None:
+    grades = pool.grade([GradeRequest(response, gold, kind=kind) for response in responses])
+    assert [grade.outcome for grade in grades] == [outcome] * len(responses)
+    assert {grade.reward for grade in grades} == {float(outcome is CORRECT)}
+    assert all(grade.reason for grade in grades)
 
 
 def test_an_answer_without_a_box_names_its_cue(pool: GraderPool) -> None:
     grade = pool.grade_one("The answer is x + 1", "1+x", kind=PREFERRED)
-    assert (grade.outcome, grade.extracted) == (Outcome.CORRECT, "x + 1")
+    assert (grade.outcome, grade.extracted) == (CORRECT, "x + 1")
     assert grade.reason.startswith("no box: read from 'the answer is'")
     assert grade.seconds > 0
 
 
-def test_any_and_both_combine_their_parts(pool: GraderPool) -> None:
-    rounded = r"\boxed{0.333333}"
-    verdicts = [pool.grade_one(rounded, "1/3", kind=kind) for kind in (MATH, STRICT)]
-    assert [grade.outcome for grade in verdicts] == [Outcome.CORRECT, Outcome.WRONG]
-    either = pool.grade_one(rounded, "1/3", kind=AnyGrader(of=(STRICT, MATH)))
-    both = pool.grade_one(rounded, "1/3", kind=BothGrader(of=(MATH, STRICT)))
-    assert (either.outcome, either.reward) == (Outcome.CORRECT, 1.0)
-    assert (both.outcome, both.reward) == (Outcome.WRONG, 0.0)
-    assert "math_strict: different numbers" in both.reason
+def weighted(form: float) -> WeightedGrader:
+    return WeightedGrader(parts=(WeightedPart(weight=1.0, grader=MATH), WeightedPart(weight=form, grader=FORMAT)))
 
 
-def test_a_weighted_sum_has_the_outcome_of_its_first_part(pool: GraderPool) -> None:
-    kind = weighted(0.25)
-    cases = [(r"<think>hm</think>\boxed{5}", 1.25), (r"\boxed{5}", 1.0), (r"<think>hm</think>\boxed{6}", 0.25)]
-    grades = pool.grade([GradeRequest(response, "5", kind=kind) for response, _ in cases])
-    assert [grade.reward for grade in grades] == [reward for _, reward in cases]
-    assert [grade.outcome for grade in grades] == [Outcome.CORRECT, Outcome.CORRECT, Outcome.WRONG]
+CHOICE_OR_TEXT = AnyGrader(of=(EXACT, ChoiceGrader()))
+NESTED = BothGrader(of=(CHOICE_OR_TEXT, AnyGrader(of=(MATH, PREFERRED))))
 
 
-def test_nested_combinations_keep_their_parts_apart(pool: GraderPool) -> None:
-    inner = AnyGrader(of=(ExactGrader(), ChoiceGrader()))
-    kind = BothGrader(of=(inner, AnyGrader(of=(MATH, PREFERRED))))
-    assert pool.grade_one(r"\boxed{5}", "5", kind=kind).outcome is Outcome.CORRECT
-    assert pool.grade_one(r"\boxed{6}", "5", kind=kind).outcome is not Outcome.CORRECT
+@pytest.mark.parametrize(
+    ("kind", "gold", "response", "outcome", "reward", "reason"),
+    [
+        (MATH, "1/3", r"\boxed{0.333333}", CORRECT, 1.0, ""),
+        (STRICT, "1/3", r"\boxed{0.333333}", WRONG, 0.0, ""),
+        (AnyGrader(of=(STRICT, MATH)), "1/3", r"\boxed{0.333333}", CORRECT, 1.0, ""),
+        (BothGrader(of=(MATH, STRICT)), "1/3", r"\boxed{0.333333}", WRONG, 0.0, "math_strict: different numbers"),
+        # A weighted sum has the outcome of its first part.
+        (weighted(0.25), "5", r"<think>hm</think>\boxed{5}", CORRECT, 1.25, ""),
+        (weighted(0.25), "5", r"\boxed{5}", CORRECT, 1.0, ""),
+        (weighted(0.25), "5", r"<think>hm</think>\boxed{6}", WRONG, 0.25, ""),
+        (NESTED, "5", r"\boxed{5}", CORRECT, 1.0, ""),
+        (NESTED, "5", r"\boxed{6}", WRONG, 0.0, ""),
+    ],
+)
+def test_combinations_keep_their_parts_apart(pool, kind, gold, response, outcome, reward, reason):
+    grade = pool.grade_one(response, gold, kind=kind)
+    assert (grade.outcome, grade.reward) == (outcome, reward)
+    assert reason in grade.reason
 
 
-def test_rows_that_name_no_grader_have_that_of_their_data_source() -> None:
+def test_rows_have_the_grader_that_they_name_or_that_of_their_data_source(pool: GraderPool) -> None:
     config = GradingConfig.model_validate_json('{"by_source": {"arc": "choice", "shop": {"kind": "exact"}}}')
     problems = [Problem(data_source="arc"), Problem(data_source="math"), Problem(grader="math", data_source="arc")]
-    with GraderPool(1, PATIENCE_S, config) as pool:
-        kinds = [pool.kind_of(GradeRequest("", "", problem)).kind for problem in problems]
+    with GraderPool(1, 1.0, config) as by_source:
+        kinds = [by_source.kind_of(GradeRequest("", "", problem)).kind for problem in problems]
     assert kinds == ["choice", "math", "math"]
-
-
-def test_a_problem_names_its_grader_and_an_unknown_one_is_named(pool: GraderPool) -> None:
     asked = [Problem(grader=name) for name in (None, "lenient", "choice", "math_strict")]
     grades = pool.grade([GradeRequest("The answer is (C)", "C", problem) for problem in asked])
-    assert [grade.outcome is Outcome.CORRECT for grade in grades] == [False, True, True, False]
+    assert [grade.outcome is CORRECT for grade in grades] == [False, True, True, False]
     with pytest.raises(DataError, match="no grader is called 'prose'"):
         pool.grade([GradeRequest("5", "5", Problem(grader="prose"))])
 
 
 @pytest.mark.parametrize(
-    "kind",
-    [
-        MATH,
-        R1_ZERO,
-        BothGrader(of=(MATH, FormatGrader())),
-        AnyGrader(of=(ExactGrader(), MATH)),
-        weighted(0.5),
-    ],
+    "kind", [MATH, R1_ZERO, BothGrader(of=(MATH, FORMAT)), AnyGrader(of=(EXACT, MATH)), weighted(0.5)]
 )
 def test_an_episode_whose_environment_failed_is_crashed_whatever_it_says(pool: GraderPool, kind: GraderKind) -> None:
-    request = GradeRequest(r"<think>hm</think>\boxed{5}", "5", kind=kind, has_failed=True)
-    (grade,) = pool.grade([request])
+    (grade,) = pool.grade([GradeRequest(r"<think>hm</think>\boxed{5}", "5", kind=kind, has_failed=True)])
     assert (grade.outcome, grade.reward) == (Outcome.CRASHED, 0.0)
     assert "the environment failed" in grade.reason
+
+
+OPTIONS = ("Mars", "Planetary days", "Venus", "The day becomes shorter.")
+TEN_OPTIONS = tuple(f"option {n}" for n in range(10))
+QUESTION = 'Which?\nA) Mars\nB) Planetary days\nC) Venus\nThe last line must be "ANSWER: $LETTER". Example: Answer: B'
+
+
+def choose(response: str, gold: str = "C", options: tuple[str, ...] = OPTIONS, question: str = "") -> Grade:
+    return grade_choice(GradeRequest(response, gold, Problem(question, extra_info={"options": list(options)})))
+
+
+@pytest.mark.parametrize(
+    "responses",
+    [
+        [rf"so \boxed{{{box}}}" for box in ("C", r"\text{C}", "(C)", r"\textbf{C}", r"\textbf{(C)}", r"\textit{C}")],
+        [rf"so \boxed{{{box}}}" for box in (r"\textbf{(C) } 12", r"\textbf{(C)}\ 12", r"\textrm{(C)}", "Venus", "c")],
+        [r"so \boxed{\textnormal{C}}", r"so \boxed{C. Venus}", "the answer is $\\boxed{C}$"],
+        ["ANSWER: C", "ANSWER: **C**", "**Answer:** C", "Answer: Option C", "Answer: Ｃ", "<answer> C </answer>"],
+        ["The answer is (C).", "the correct answer is C", "The correct answer is: C", "The answer is: (C)"],
+        ["The answer is: **C**", "**The answer is:** C", "the answer is Venus.", "#### C", "C", "(C)", "C. Venus"],
+        ["The answer is C. This option is the only planet.", "Therefore the answer is C, since A is wrong."],
+        ["The answer is C.\n\nOption A is wrong; the other choice is too small.", "The answer is C. Cannot be A."],
+        ["The correct option is **C) Venus**.", "I compared A and B.\n\nC", '{"answer": "C"}'],
+        ["The answer is (A). No, wait: the answer is (C).", "<think>the answer is A</think> The answer is C"],
+        ["C is correct.", "**C** is correct.", "Option C is the correct answer.", "So, C is the right answer."],
+        ["A is wrong. Therefore (C) is the correct choice because it fits.", "答案：C", "正确答案是 C。"],
+    ],
+)
+def test_ways_to_name_the_letter(responses: list[str]) -> None:
+    grades = [choose(response) for response in responses]
+    assert [(grade.outcome, grade.extracted) for grade in grades] == [(CORRECT, "C")] * len(responses)
+
+
+@pytest.mark.parametrize(
+    ("outcome", "responses"),
+    [
+        (WRONG, ["The answer is (A).", r"\boxed{B}", "The answer is C. No: the answer is B"]),
+        (WRONG, ["C is correct. No: the answer is B"]),
+        (UNPARSABLE, [r"\boxed{A, C}", r"\boxed{C \lor B}", r"\boxed{C \text{ or } B}", r"\boxed{C is wrong}"]),
+        (UNPARSABLE, [r"\boxed{C} and then \boxed{C \quad \text{or} \quad B}", r"\boxed{42}"]),
+        (UNPARSABLE, ["The answer is C or B", "The answer is (A) and (C).", "The answer is a dog.", "The answer is H"]),
+        (UNPARSABLE, ["The answer is C. Wait, the answer is not C but B", "Answer: C is not correct"]),
+        (UNPARSABLE, ["The answer is C. Wait, the correct option is not C but B", '{"answer": "C or B"}']),
+        (UNPARSABLE, ["The answer is C. On reflection the answer is unclear", "答案：C 或 B", "ANSWER: $LETTER"]),
+        (NO_ANSWER, ["Compare A, B and C before you speak.", "C is not correct.", "C is incorrect."]),
+        (NO_ANSWER, ["Neither A nor C is correct.", "A or C is correct.", "If C is correct, then so is A."]),
+        (NO_ANSWER, ["Is C correct?", "C is correct only if A is.", "C is correct. B is correct."]),
+        (NO_ANSWER, ["It is false that C is correct.", '{"question": "C"}', "答案不是C", ""]),
+        (NO_ANSWER, ["<think>The answer is C", "<think>The answer is C</think>"]),
+    ],
+)
+def test_replies_without_a_single_letter_earn_nothing(outcome: Outcome, responses: list[str]) -> None:
+    grades = [choose(response) for response in responses]
+    assert [(grade.outcome, grade.reward) for grade in grades] == [(outcome, 0)] * len(responses)
+    assert all(grade.reason for grade in grades)
+
+
+@pytest.mark.parametrize(
+    ("response", "gold", "options", "extracted"),
+    [
+        # A label is read although an option has the text of another one.
+        ("\\boxed{B}", "A", ("Tl", "C", "B"), "B"),
+        ("The answer is (B).", "A", ("Tl", "C", "B"), "B"),
+        ("Answer: C\n\nBye", "A", ("Tl", "C", "B"), "C"),
+        ("\\boxed{Tl}", "A", ("Tl", "C", "B"), "A"),
+        ("\\boxed{c}", "A", ("Tl", "C", "B"), "B"),
+        # The pronoun and the article are no labels.
+        ("The answer is I", "I", TEN_OPTIONS, "I"),
+        ("The answer is A because it fits", "A", TEN_OPTIONS, "A"),
+    ],
+)
+def test_labels_are_told_from_words_and_texts_of_options(response, gold, options, extracted):
+    grade = choose(response, gold, options)
+    assert (grade.extracted, grade.outcome is CORRECT) == (extracted, extracted == gold)
+
+
+def test_a_pronoun_before_a_label_is_not_it() -> None:
+    assert choose("The answer is I think E", "I", TEN_OPTIONS).outcome is not CORRECT
+
+
+@pytest.mark.parametrize("gold", ["A", "B", "C"])
+def test_a_repeated_question_answers_nothing(gold: str) -> None:
+    assert choose(QUESTION, gold, question=QUESTION).outcome is NO_ANSWER
+    assert choose(QUESTION + "\nThe answer is A", "A", question=QUESTION).outcome is CORRECT
+
+
+@pytest.mark.parametrize(
+    ("response", "outcome"),
+    [
+        *((response, CORRECT) for response in (r"\boxed{3}", "The answer is 3)", "The answer is Venus")),
+        ("The answer is 2", WRONG),
+        ("The answer is C", UNPARSABLE),
+    ],
+)
+def test_digits_are_labels_where_the_reference_is_one(response: str, outcome: Outcome) -> None:
+    assert choose(response, "3").outcome is outcome
+
+
+@pytest.mark.parametrize("label", ["A", "B", "C", "I"])
+@pytest.mark.parametrize(
+    "responses",
+    [
+        ["Answer: %s\n\nBecause it fits.", "Answer: %s Because it fits.", "**Answer: %s**\nThis is it"],
+        ["**Answer:**\n%s\nThis is it", "<answer>%s\nThe others</answer>", "The answer is %s\n(the others fail)"],
+        ["The answer is %s\nThe other options are wrong.", "The answer is %s.\n\nD is wrong."],
+        ["The answer is %s. D is wrong.", "The answer is (%s). D is wrong.", "Answer: %s\n\nD) is wrong"],
+        ["Answer: **%s**\n\n- D is wrong\n- E is wrong"],
+    ],
+)
+def test_an_explanation_after_the_label_leaves_it_a_label(responses: list[str], label: str) -> None:
+    assert {choose(response % label, label, TEN_OPTIONS).outcome for response in responses} == {CORRECT}
+
+
+@pytest.mark.parametrize(
+    "answer", ["C, D", "C and D", "(C)/(D)", "C. D", "C. D.", "C\nD", "C\n\nA and D", "(C).\n(D)", "C or D. The rest"]
+)
+def test_a_second_label_earns_nothing(answer: str) -> None:
+    for response in (f"Answer: {answer}", f"<answer>{answer}</answer>", rf"\boxed{{{answer}}}"):
+        assert choose(response).outcome is not CORRECT
+
+
+def test_a_reference_that_is_not_a_label_is_named() -> None:
+    grade = choose("C", "Venus?!")
+    assert (grade.outcome, grade.reason) == (UNPARSABLE, "the reference is no option's label")
+
+
+@pytest.mark.parametrize(
+    ("unit", "outcome"),
+    [
+        *((unit, NO_ANSWER) for unit in ("answer ", " ", "\\boxed{", "A", "<answer>", "答案")),
+        *((unit, UNPARSABLE) for unit in ("answer:", "the answer is (")),
+        ("ANSWER A\n", WRONG),
+        ("C is correct. ", CORRECT),
+    ],
+)
+def test_a_million_characters_are_searched_for_a_letter(unit: str, outcome: Outcome) -> None:
+    """In time that grows with the square of the length, this would outlast pytest's limit."""
+    assert choose(unit * (1_000_000 // len(unit))).outcome is outcome

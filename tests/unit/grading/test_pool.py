@@ -1,4 +1,4 @@
-"""The pool of killable workers, with real processes and real nasty answers."""
+"""The pool of killable workers, with real processes and real nasty answers, and the order of its work."""
 
 import os
 import signal
@@ -6,16 +6,18 @@ import subprocess
 import sys
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from typing import cast
 
 import psutil
 import pytest
 from support.patience import PATIENCE_S, wait_until, wait_until_ended
 
 from luffy.errors import EXIT_TEMPORARY, LostError, LuffyError
-from luffy.grading.pool import GraderPool
-from luffy.grading.request import GradeRequest
+from luffy.grading.pool import OVERTAKING_S, GraderPool, Job, JobQueue
+from luffy.grading.request import GradeRequest, Verification
+from luffy.grading.workers import WorkerProcess
 from luffy.types import Outcome
 
 LIMIT_S = 5.0
@@ -95,19 +97,15 @@ def kill_the_server_of(pool: GraderPool) -> None:
     wait_until_ended(workers)
 
 
-def with_two_idle_workers(pool: GraderPool) -> GraderPool:
-    pool.grade(SLOW)
-    assert len(pool.worker_pids()) == 2
-    return pool
-
-
 @pytest.mark.parametrize("victim", ["server", "workers"])
 def test_the_death_of_what_waited_for_work_is_no_verdict(victim: str) -> None:
     with GraderPool(num_workers=2, timeout_s=PATIENCE_S) as pool:
+        pool.grade(SLOW)
+        assert len(pool.worker_pids()) == 2
         if victim == "server":
-            kill_the_server_of(with_two_idle_workers(pool))
+            kill_the_server_of(pool)
         else:
-            for pid in with_two_idle_workers(pool).worker_pids():
+            for pid in pool.worker_pids():
                 os.kill(pid, signal.SIGKILL)
         assert pool.grade_one(r"\boxed{x+1}", "1+x").outcome is Outcome.CORRECT
         assert pool.grade_one(r"\boxed{x+2}", "1+x").outcome is Outcome.WRONG
@@ -147,35 +145,27 @@ def test_a_server_that_ends_while_it_loads_says_so(monkeypatch, tmp_path, ends_w
         pool.grade_one(r"\boxed{x+1}", "1+x")
 
 
-def test_a_timeout_is_remembered_and_a_crash_is_not() -> None:
-    with GraderPool(num_workers=1, timeout_s=0.5) as pool:
-        assert pool.grade_one(HANGS, "3").outcome is Outcome.TIMED_OUT
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(pool, "_queue", None)  # nothing can reach a worker
-            assert pool.grade_one(HANGS, "3").outcome is Outcome.TIMED_OUT
-
-
-def test_a_timeout_is_remembered_by_the_next_pool_that_reads_its_file(tmp_path: Path) -> None:
-    file = tmp_path / "stage" / "timed_out.txt"
+def test_a_timeout_is_remembered_by_its_pool_and_by_the_next_one_that_reads_its_file(tmp_path: Path) -> None:
+    file, longer = tmp_path / "stage" / "timed_out.txt", HANGS.replace("60", "61")
     with GraderPool(1, 0.5, timeouts_file=file) as pool:
         first = pool.grade_one(HANGS, "3")
+        assert first.outcome is Outcome.TIMED_OUT
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(pool, "_queue", None)  # nothing can reach a worker
+            assert pool.grade_one(HANGS, "3") == first
     with file.open("a") as torn:
         torn.write("0123")  # what a kill leaves of a line
     with GraderPool(1, 0.5, timeouts_file=file) as pool:
         assert pool.grade_one(HANGS, "3") == first
         assert pool.worker_pids() == []
-        assert pool.grade_one(HANGS.replace("60", "61"), "3").outcome is Outcome.TIMED_OUT
+        assert pool.grade_one(longer, "3").outcome is Outcome.TIMED_OUT
     with GraderPool(1, 0.5, timeouts_file=file) as pool:
-        assert pool.grade_one(HANGS.replace("60", "61"), "3").outcome is Outcome.TIMED_OUT
+        assert pool.grade_one(longer, "3").outcome is Outcome.TIMED_OUT
         assert pool.worker_pids() == []
-
-
-def test_a_timeout_under_another_limit_does_not_count(tmp_path: Path) -> None:
-    file, slow = tmp_path / "timed_out.txt", HANGS.replace("60", "5")
     with GraderPool(1, 0.001, timeouts_file=file) as pool:
-        assert pool.grade_one(slow, "3").outcome is Outcome.TIMED_OUT
-    with GraderPool(1, PATIENCE_S, timeouts_file=file) as pool:
-        assert pool.grade_one(slow, "3").outcome is Outcome.WRONG
+        assert pool.grade_one(SLOW[0].response, "3").outcome is Outcome.TIMED_OUT
+    with GraderPool(1, PATIENCE_S, timeouts_file=file) as pool:  # another limit
+        assert pool.grade_one(SLOW[0].response, "3").outcome is Outcome.WRONG
 
 
 def test_short_jobs_overtake_long_ones() -> None:
@@ -186,8 +176,6 @@ def test_short_jobs_overtake_long_ones() -> None:
         assert {grade.outcome for grade in grades} == {Outcome.CORRECT}
         assert not hanging.done()
         pool.close()
-        with pytest.raises(LuffyError, match="closed"):
-            hanging.result(PATIENCE_S)
 
 
 def test_a_job_put_aside_continues_where_it_stopped() -> None:
@@ -203,22 +191,18 @@ def test_a_pair_requested_by_several_threads_is_graded_once() -> None:
     assert sum(grade.seconds > 0 for grade in grades) == 1
 
 
-def test_threads_share_a_pool(pool: GraderPool) -> None:
-    def grade(n: int) -> Outcome:
-        return pool.grade_one(rf"\boxed{{{n}+x}}", f"x+{n}").outcome
-
-    with ThreadPoolExecutor(8) as threads:
-        assert set(threads.map(grade, range(40))) == {Outcome.CORRECT}
-
-
-def test_a_worker_outlives_the_thread_that_started_it(pool: GraderPool) -> None:
-    asking = threading.Thread(target=pool.grade_one, args=(r"\boxed{x+1}", "1+x"))
-    asking.start()
-    asking.join()
-    pids = pool.worker_pids()
-    time.sleep(0.3)
-    assert pids
-    assert all(psutil.pid_exists(pid) for pid in pids)
+def test_threads_share_a_pool_and_a_worker_outlives_the_thread_that_started_it() -> None:
+    with GraderPool(num_workers=2, timeout_s=PATIENCE_S) as pool:
+        asking = threading.Thread(target=pool.grade_one, args=(r"\boxed{x+1}", "1+x"))
+        asking.start()
+        asking.join()
+        (pid,) = pool.worker_pids()
+        time.sleep(0.3)
+        assert psutil.pid_exists(pid)
+        with ThreadPoolExecutor(8) as threads:
+            grades = list(threads.map(lambda n: pool.grade_one(rf"\boxed{{{n}+x}}", f"x+{n}"), range(40)))
+        assert {grade.outcome for grade in grades} == {Outcome.CORRECT}
+        assert pid in pool.worker_pids()
 
 
 def test_several_verifications_run_at_once_and_closing_ends_them_and_may_be_repeated() -> None:
@@ -255,3 +239,51 @@ def test_workers_die_with_a_killed_parent() -> None:
         worker = psutil.Process(int(parent.stdout.readline()))
         parent.kill()
     wait_until(lambda: not worker.is_running() or worker.status() == psutil.STATUS_ZOMBIE)
+
+
+class Paused:
+    """A worker that has nothing to stop."""
+
+    def signal(self, sent: signal.Signals) -> None:
+        assert sent is signal.SIGSTOP
+
+
+def job(name: str, submitted: float = 0.0) -> Job:
+    return Job(Verification("math", name, ""), Future(), submitted)
+
+
+def names(queue: JobQueue, count: int) -> list[str]:
+    return [job.work.answer for job in (queue.take() for _ in range(count)) if job is not None]
+
+
+def aside(queue: JobQueue, job: Job, most: int = 8) -> bool:
+    return queue.put_aside(job, cast("WorkerProcess", Paused()), most)
+
+
+def test_a_job_is_put_aside_once_for_earlier_work_and_goes_on_before_much_later_work() -> None:
+    queue = JobQueue()
+    assert not aside(queue, job("a"))  # nothing is queued
+    queue.submit([job("late", OVERTAKING_S + 1)])
+    assert not aside(queue, job("a"))
+    queue.submit([job("b"), job("c")])
+    queue.submit([job("d"), job("e", OVERTAKING_S - 1)])
+    assert aside(queue, job("a"))
+    assert names(queue, 6) == ["b", "c", "d", "e", "a", "late"]
+    queue.submit([job("short")])
+    first, second = job("first", 1.0), job("second", 2.0)
+    assert aside(queue, first)
+    assert aside(queue, second)
+    assert names(queue, 2) == ["short", "first"]
+    assert not aside(queue, first)
+
+
+def test_the_number_of_jobs_put_aside_is_bounded_and_closing_returns_those_that_wait() -> None:
+    queue, waiting = JobQueue(), job("short")
+    queue.submit([waiting])
+    assert aside(queue, job("a"), most=1)
+    assert not aside(queue, job("b"), most=1)
+    queue = JobQueue()
+    queue.submit([waiting])
+    assert queue.close() == [waiting]
+    assert queue.take() is None
+    assert not queue.submit([job("b")])

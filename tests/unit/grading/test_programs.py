@@ -25,30 +25,31 @@ from luffy.types import Outcome
         ("1. So\n   ```python\n   x\n   ```", "   x\n"),
         ("```python\nprint('```')\n```", "print('```')\n"),
         ("```python\nx\n```\n```python\ny", "x\n"),
-        ("```cpp\nx\n```", None),
-        ("```python\nx", None),
-        ("a ```python x``` b", None),
-        ("print(3)", None),
+        *((reply, None) for reply in ("```cpp\nx\n```", "```python\nx", "a ```python x``` b", "print(3)")),
     ],
 )
 def test_the_last_closed_block_of_python_is_the_program(reply: str, program: str | None) -> None:
     assert last_program(reply) == program
 
 
-def found(response: str, problem: Problem | None = None) -> str | Outcome:
-    (step,) = steps(CodeGrader(), GradeRequest(response, "[]", problem or Problem()))
+BLOCK, OTHER = "```python\nx\n```", "```python\ny\n```"
+
+
+@pytest.mark.parametrize(
+    ("response", "problem", "found"),
+    [
+        (f"<think>{OTHER}</think>{BLOCK}", Problem(), "x\n"),
+        (f"<think>{BLOCK}", Problem(), Outcome.NO_ANSWER),
+        (f"Complete {OTHER}", Problem(f"Complete {OTHER}"), Outcome.NO_ANSWER),
+        (f"Here x = 12345.\n{BLOCK}\nx = 12345", Problem("x = 12345"), "x\n"),
+        (f"<answer>{BLOCK}</answer> {OTHER}", Problem(in_tag=True), "x\n"),
+        ("3", Problem(), Outcome.NO_ANSWER),
+    ],
+)
+def test_a_program_stands_in_the_answer_and_is_not_that_of_the_question(response, problem, found):
+    (step,) = steps(CodeGrader(), GradeRequest(response, "[]", problem))
     assert isinstance(step, Grade | Verification)
-    return step.outcome if isinstance(step, Grade) else step.answer
-
-
-def test_a_program_stands_in_the_answer_and_is_not_that_of_the_question() -> None:
-    block, other = "```python\nx\n```", "```python\ny\n```"
-    assert found(f"<think>{other}</think>{block}") == "x\n"
-    assert found(f"<think>{block}") is Outcome.NO_ANSWER
-    assert found(f"Complete {other}", Problem(f"Complete {other}")) is Outcome.NO_ANSWER
-    assert found(f"Here x = 12345.\n{block}\nx = 12345", Problem("x = 12345")) == "x\n"
-    assert found(f"<answer>{block}</answer> {other}", Problem(in_tag=True)) == "x\n"
-    assert found("3") is Outcome.NO_ANSWER
+    assert (step.outcome if isinstance(step, Grade) else step.answer) == found
 
 
 def test_rows_and_files_name_the_grader_code() -> None:
@@ -65,75 +66,72 @@ def test_rows_and_files_name_the_grader_code() -> None:
         ({"tests": [{"input": "1", "output": "2"}]}, [Case("1", "", ["2"])]),
         ({"test_cases": [{"type": "stdin_stdout", "input": "1", "output": "2"}]}, [Case("1", "", ["2"])]),
     ],
-)  # fmt: skip
+)
 def test_cases_of_standard_input_and_output(reference: object, cases: list[Case]) -> None:
     assert cases_of(json.dumps(reference)) == cases
 
 
 @pytest.mark.parametrize(
-    ("reference", "expected"),
+    ("reference", "expected", "run"),
     [
-        ({"inputs": [[1, 2]], "outputs": [3], "fn_name": "f"}, [3]),
-        ({"inputs": [[1, 2]], "outputs": [[3]], "fn_name": "f"}, [[3], 3]),
-        ({"inputs": [[1, 2]], "outputs": [[3, 4]], "fn_name": "f"}, [[3, 4]]),
-        ({"inputs": ["1\n2"], "outputs": ["[3]"], "fn_name": "f"}, [[3]]),
-        ([{"input": "1\n2", "output": "3", "testtype": "functional"}], [3]),
-        ([{"input": [1], "output": 3, "type": "function_call", "fn_name": "f"}], [3]),
-        (["assert f(1) == {2, 1}"], [["set", "1", "2"]]),
-        ({"test_list": ["assert f(1) == (1, 'a', None)"]}, [[1, "a", None]]),
+        ({"inputs": [[1, 2]], "outputs": [3], "fn_name": "f"}, [3], ""),
+        ({"inputs": [[1, 2]], "outputs": [[3]], "fn_name": "f"}, [[3], 3], ""),
+        ({"inputs": [[1, 2]], "outputs": [[3, 4]], "fn_name": "f"}, [[3, 4]], ""),
+        ({"inputs": ["1\n2"], "outputs": ["[3]"], "fn_name": "f"}, [[3]], ""),
+        ([{"input": "1\n2", "output": "3", "testtype": "functional"}], [3], ""),
+        ([{"input": [1], "output": 3, "type": "function_call", "fn_name": "f"}], [3], ""),
+        (["assert f(1) == {2, 1}"], [["set", "1", "2"]], ""),
+        ({"test_list": ["assert f(1) == (1, 'a', None)"]}, [[1, "a", None]], ""),
+        # Other assertions run beside the program.
+        *(
+            ({"assert_case": [test]}, [True], test)
+            for test in ("assert f(1) < 2", "assert 2 == f(1)", "x = f(1)\nassert x == 2", "assert f(1) == x")
+        ),
     ],
 )
-def test_what_a_call_has_to_return_stays_outside(reference: object, expected: object) -> None:
+def test_what_a_call_has_to_return_stays_outside(reference: object, expected: object, run: str) -> None:
     (case,) = cases_of(json.dumps(reference))
     assert case.expected == expected
-    assert case.then and "== " not in case.then
+    assert case.then and (run in case.then if run else "== " not in case.then)
 
 
-@pytest.mark.parametrize("test", ["assert f(1) < 2", "assert 2 == f(1)", "x = f(1)\nassert x == 2", "assert f(1) == x"])
-def test_other_assertions_run_beside_the_program(test: str) -> None:
-    (case,) = cases_of(json.dumps({"assert_case": [test]}))
-    assert test in case.then and case.expected == [True]
+NO_CASES = ["", "3", "{}", "[]", "[3]", '{"inputs": "x"}', '["assert ("]', "[" * 200, '[{"input": "1"}]', '{"test": 3}']
 
 
 @pytest.mark.parametrize(
     "reference",
-    ["", "3", "{}", "[]", "[3]", '{"inputs": ["1"], "outputs": []}', '{"inputs": "x"}', '["assert ("]', "[" * 200,
-     '[{"input": "1"}]', '{"inputs": ["x"], "outputs": ["x"], "fn_name": "f"}', '{"test": 3}'],
-)  # fmt: skip
+    [*NO_CASES, '{"inputs": ["1"], "outputs": []}', '{"inputs": ["x"], "outputs": ["x"], "fn_name": "f"}'],
+)
 def test_a_reference_without_cases_is_said(reference: str) -> None:
     with pytest.raises(ValueError):
         cases_of(reference)
 
 
 @pytest.mark.parametrize(
-    ("printed", "expected", "same"),
+    ("expected", "same", "different"),
     [
-        ("3", "3\n", True),
-        ("3 \n 4\n\n", "3\n4", True),
-        ("a  b", "a b", True),
-        ("0.5", "0.50", True),
-        ("0.3333333", "0.33333333", True),
-        ("3", "3.0", True),
-        ("1e3", "1000", True),
-        ("", "", True),
-        ("0.3333", "0.33333333", False),
-        ("1000000007", "1000000008", False),
-        ("123456789012345678901", "123456789012345678902", False),
-        ("3\n4", "3 4", False),
-        ("3\n\n4", "3\n4", False),
-        ("34", "3 4", False),
-        ("Yes", "YES", False),
-        ("nan", "NaN", False),
-        ("1_0", "10", False),
-        ("３", "3", False),
-        ("1e999999999", "1e999999998", False),
-        ("9.9e9999999999999999999", "9.8e9999999999999999999", False),
-        ("0.0000001", "0.0000002", False),
-        ("", "3", False),
+        ("3\n", ["3"], []),
+        ("3\n4", ["3 \n 4\n\n"], ["3\n\n4"]),
+        ("a b", ["a  b"], []),
+        ("0.50", ["0.5"], []),
+        ("0.33333333", ["0.3333333"], ["0.3333"]),
+        ("3.0", ["3"], []),
+        ("1000", ["1e3"], []),
+        ("", [""], []),
+        ("1000000008", [], ["1000000007"]),
+        ("123456789012345678902", [], ["123456789012345678901"]),
+        ("3 4", [], ["3\n4", "34"]),
+        ("YES", [], ["Yes"]),
+        ("NaN", [], ["nan"]),
+        ("10", [], ["1_0"]),
+        ("3", [], ["３", ""]),
+        ("1e999999998", [], ["1e999999999"]),
+        ("9.8e9999999999999999999", [], ["9.9e9999999999999999999"]),
+        ("0.0000002", [], ["0.0000001"]),
     ],
 )
-def test_outputs_are_compared_line_by_line_and_as_numbers(printed: str, expected: str, same: bool) -> None:
-    assert same_output(printed, expected) is same
+def test_outputs_are_compared_line_by_line_and_as_numbers(expected: str, same: list[str], different: list[str]) -> None:
+    assert [printed for printed in [*same, *different] if same_output(printed, expected)] == same
 
 
 @pytest.mark.parametrize(
@@ -167,7 +165,6 @@ def test_a_program_that_timed_out_keeps_its_share_as_reward(tmp_path: Path) -> N
 
 
 def test_the_same_program_for_another_problem_is_another_verification() -> None:
-    response = "```python\nx\n```"
-    first, second = (steps(CodeGrader(), GradeRequest(response, gold))[0] for gold in ("[1]", "[2]"))
+    first, second = (steps(CodeGrader(), GradeRequest(BLOCK, gold))[0] for gold in ("[1]", "[2]"))
     assert isinstance(first, Verification) and first.check == CODE
     assert first != second

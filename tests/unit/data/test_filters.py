@@ -1,0 +1,461 @@
+"""What is let through and the account of the rest: limits and verdicts, references graded against themselves, benchmark
+problems and near duplicates, which answers are kept as traces, and pass rates."""
+
+import dataclasses
+import json
+import random
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from support.installed import DATASETS, needs_datasets
+from support.patience import PATIENCE_S
+from synthetic.loaded_source import load_file
+
+from luffy.config.answers import DifficultyConfig, KeepAnswers
+from luffy.config.grading import (
+    ChoiceGrader,
+    ExactGrader,
+    FormatGrader,
+    GraderKind,
+    GradingConfig,
+    JudgeGrader,
+    StrictMathGrader,
+)
+from luffy.config.shipped import template_file
+from luffy.data.kept_answers import farthest_first, kept_traces, may_be_kept
+from luffy.data.overlap import NUM_HASHES, BenchmarkIndex, Hit, near_duplicate_clusters, signature, similarity, words
+from luffy.data.parquet import read_prompts, write_prompts
+from luffy.data.pass_rates import (
+    DifficultyCard,
+    Fit,
+    PassRate,
+    card_json,
+    difficulty_card,
+    fit_of,
+    read_card,
+    write_pass_rates,
+)
+from luffy.data.row_filters import (
+    FilteredRow,
+    Rejection,
+    RowFilter,
+    Rules,
+    check_golds,
+    grade_traces,
+    with_system_prompt,
+    with_verdict,
+)
+from luffy.data.schema import problem_text, prompt_uid
+from luffy.data.tokenizer import build_tokenizer, texts_of
+from luffy.errors import LostError
+from luffy.grading.pool import GraderPool
+from luffy.types import FinishReason, Message, Outcome, Prompt, Trace
+
+TOKENIZER = build_tokenizer(["0123456789 +=<>|eos\\boxed{}ntw"])
+RULES, LOOSE = Rules(max_prompt_tokens=12, max_trace_tokens=12), Rules(max_prompt_tokens=999, max_trace_tokens=999)
+UNVERIFIED = dataclasses.replace(RULES, require_verified_traces=False)
+RIGHT, WRONG = "\\boxed{2}", "\\boxed{3}"
+
+
+def prompt(question: str, *traces: str, truth: str = "2", grader: str | None = None) -> Prompt:
+    messages = (Message("user", question),)
+    written = tuple(Trace(text, "me") for text in traces)
+    return Prompt(prompt_uid("t", messages), "t", messages, truth, written, grader=grader)
+
+
+def index_of(*prompts: Prompt) -> BenchmarkIndex:
+    index = BenchmarkIndex(ngram=13, overlap=0.5)
+    index.add("suite", prompts)
+    return index.finish()
+
+
+def judge(
+    grader: GraderPool, *prompts: Prompt, rules: Rules = RULES, suite: tuple[Prompt, ...] = ()
+) -> list[FilteredRow]:
+    return RowFilter(TOKENIZER, rules, index_of(*suite)).apply(prompts, grader)
+
+
+@pytest.mark.parametrize(
+    ("question", "traces", "rules", "reason", "kept", "rejected"),
+    [
+        # Limits count the opening token of a prompt and the stop token of a trace.
+        ("1" * 10, ["2" * 11], UNVERIFIED, None, ["2" * 11], []),
+        ("1" * 11, [], UNVERIFIED, Rejection.PROMPT_TOO_LONG, [], []),
+        ("1", ["2" * 12], UNVERIFIED, Rejection.TRACE_TOO_LONG, [], ["trace_too_long"]),
+        # A prompt that loses all traces is dropped; one that had none stays.
+        ("1", [WRONG, RIGHT * 9], RULES, Rejection.TRACE_WRONG, [], ["trace_wrong", "trace_too_long"]),
+        ("2", [], RULES, None, [], []),
+        ("3", [RIGHT + "<|eos|>"], RULES, Rejection.TRACE_HOLDS_STOP_TOKEN, [], ["trace_holds_stop_token"]),
+        (
+            "1",
+            [RIGHT * 9, RIGHT, WRONG, "no box", "<think>" + RIGHT],
+            RULES,
+            None,
+            [RIGHT],
+            ["trace_too_long", "trace_wrong", "trace_no_answer", "trace_incomplete"],
+        ),
+        ("1", [f"1+1</think>{RIGHT}"], LOOSE, None, [f"<think>\n1+1</think>{RIGHT}"], []),  # left to a template
+    ],
+)
+def test_a_prompt_stays_with_its_good_traces(grader, question, traces, rules, reason, kept, rejected):
+    (row,) = judge(grader, prompt(question, *traces), rules=rules)
+    assert (row.reason, [str(why) for _, why in row.rejected_traces]) == (reason, rejected)
+    assert row.lost_its_traces is (reason is not None and bool(traces))
+    if reason is None:
+        assert [trace.text for trace in row.prompt.traces] == kept
+
+
+def test_a_row_knows_its_sizes_and_verdicts(grader: GraderPool) -> None:
+    (row,) = judge(grader, prompt("1", RIGHT, WRONG))
+    assert (row.prompt_tokens, row.trace_tokens, row.prompt.traces[0].verified) == (3, (4,), True)
+
+
+def test_the_graders_verdict_overrides_the_claim_of_the_source(grader: GraderPool) -> None:
+    claimed = dataclasses.replace(prompt("1"), traces=(Trace(RIGHT, "me", False), Trace(WRONG, "me", True)))
+    (row,) = judge(grader, claimed, rules=UNVERIFIED)
+    assert [trace.verified for trace in row.prompt.traces] == [True, False]
+    assert row.outcomes == (Outcome.CORRECT, Outcome.WRONG)
+
+
+@pytest.mark.parametrize(("template", "found"), [("r1_zero", Outcome.CORRECT), (None, Outcome.NO_ANSWER)])
+def test_the_chat_template_decides_where_a_trace_answers(
+    grader: GraderPool, template: str | None, found: Outcome
+) -> None:
+    tokenizer = build_tokenizer(["0123456789 so\\boxed{}<answer></answer>think\n"])
+    if template is not None:
+        tokenizer.chat_template = template_file(template).read_text()
+    traces = ("<think>\n1</think> <answer>2</answer>", "<think>\n1</think> so <answer>2</answer> so")
+    rows = RowFilter(tokenizer, Rules(999, 999, require_verified_traces=False), index_of())
+    (row,) = rows.apply([prompt("1", *traces)], grader)
+    assert row.outcomes == (found, found)
+
+
+def test_logprobs_must_count_the_tokens_and_the_stop_token(grader: GraderPool) -> None:
+    traces = (Trace(RIGHT, "me", logprobs=(-0.5,) * 4), Trace(RIGHT, "me", logprobs=(-0.5,) * 3))
+    (row,) = judge(grader, dataclasses.replace(prompt("1"), traces=traces))
+    assert [trace.logprobs for trace in row.prompt.traces] == [(-0.5,) * 4]
+    assert [reason for _, reason in row.rejected_traces] == [Rejection.TRACE_LOGPROBS_MISMATCH]
+
+
+def test_a_problem_of_a_suite_is_rejected_for_any_case_spacing_and_system_prompt(grader: GraderPool) -> None:
+    asked = dataclasses.replace(prompt("TWO  + 1"), messages=(Message("system", "now"), Message("user", "TWO\n+ 1")))
+    rows = judge(grader, prompt("two + 1"), prompt("two + 2"), suite=(asked,))
+    assert [row.reason for row in rows] == [Rejection.IN_SUITE, None]
+    assert rows[0].hits[0][0] == "prompt" and rows[0].hits[0][1].benchmark == "suite"
+
+
+def test_a_trace_that_quotes_a_suite_is_rejected_and_listed(grader: GraderPool) -> None:
+    problem = " ".join(f"word{number}" for number in range(40))
+    (row,) = judge(grader, prompt("1", f"As in {problem}: {RIGHT}", RIGHT), rules=LOOSE, suite=(prompt(problem),))
+    assert [trace.text for trace in row.prompt.traces] == [RIGHT]
+    assert list(row.hits) == [("trace", Hit("suite", 1, 1.0))]
+
+
+def test_a_suite_keeps_no_demonstration_and_is_not_compared_with_itself(grader: GraderPool) -> None:
+    asked = prompt("1", RIGHT)
+    (row,) = judge(grader, asked, rules=dataclasses.replace(RULES, keeps_traces=False), suite=(asked,))
+    assert row.prompt == prompt("1") and row.reason is None
+
+
+def test_the_system_prompt_does_not_change_the_identity_of_a_row() -> None:
+    own = dataclasses.replace(prompt("1"), messages=(Message("system", "mine"), Message("user", "1")))
+    behind = with_system_prompt([prompt("1"), own], "think")
+    assert [row.messages[0].content for row in behind] == ["think", "mine"]
+    assert {row.uid for row in behind} == {prompt_uid("t", row.messages) for row in behind} == {prompt("1").uid}
+
+
+def test_traces_whose_judge_cannot_be_reached_are_not_rejected_but_asked_for_again() -> None:
+    config = GradingConfig(kind=JudgeGrader(url="http://127.0.0.1:9/v1", model="m", retries=0))
+    with GraderPool(1, PATIENCE_S, config) as judged, pytest.raises(LostError, match="1 of 1 traces have no verdict"):
+        grade_traces([prompt("1 + 1", RIGHT)], judged)
+
+
+@pytest.mark.slow
+@needs_datasets
+def test_truncated_real_traces_have_no_answer(grader: GraderPool) -> None:
+    prompts = [
+        prompt(
+            row["question"],
+            "<think>\n" + row["model_answers"]["thinking_model"],
+            truth=row["correct_answer"].rpartition("####")[2].strip(),
+        )
+        for row in pq.read_table(DATASETS / "reasoning_traces/gsm8k_qwq32b.parquet").to_pylist()
+    ]
+    tokenizer = build_tokenizer(texts_of(prompts))
+    rows = RowFilter(tokenizer, Rules(4096, 16384), index_of()).apply(prompts, grader)
+    outcomes = Counter(outcome for row in grade_traces(prompts, grader) for outcome in row)
+    finished = sum("</think>" in row.traces[0].text for row in prompts)
+    kept = [row.prompt for row in rows if row.reason is None]
+    assert 0.8 * finished < len(kept) == sum(trace.verified is True for row in kept for trace in row.traces)
+    assert all(row.traces[0].text.startswith("<think>\n") for row in kept)
+    assert outcomes.total() == len(prompts)
+
+
+MEETS_ITSELF, TEXT_ALONE = ("meets_itself", "correct"), ("text_alone", "unparsable")
+NO_VALUE = ("fails", "unparsable")
+NAMES_OF_NOTHING = ["proof", "Proof.", "notfound", "None", "nan", "inf", "-inf", "N/A", "?"]
+
+
+@pytest.mark.parametrize(
+    ("finding", "named", "golds"),
+    [
+        (MEETS_ITSELF, None, ["033", "27.0", "\\frac{1}{2}", "$69$,$84$", "1,3,5", "$(1,8,19), (2,7,13), (4,5,7)$"]),
+        (MEETS_ITSELF, None, ["\\text{Evelyn}", "DNE", "\\arcsin(10/13)", "3", "x\n#### 5", "#### 5"]),
+        (MEETS_ITSELF, None, ['{"ground_truth": "5"}', "{'ground_truth': 5}", '["\\\\boxed{5}"]']),
+        (("fails", "no_answer"), None, ["\\frac{1}{2"]),
+        (TEXT_ALONE, None, ["np.arcsin(10/13)"]),
+        # A word for no answer is no answer.
+        (NO_VALUE, None, NAMES_OF_NOTHING),
+        (NO_VALUE, None, [f"$\\text{{{gold}}}$" for gold in NAMES_OF_NOTHING]),
+        (NO_VALUE, None, [f'{{"ground_truth": "{gold}"}}' for gold in NAMES_OF_NOTHING]),
+        (NO_VALUE, "math_strict", NAMES_OF_NOTHING),
+        # Each row is checked by its own grader.
+        (MEETS_ITSELF, "choice", ["B"]),
+        (NO_VALUE, "choice", ["Bee"]),
+        (MEETS_ITSELF, "exact", ["Bee"]),
+        (TEXT_ALONE, "math_strict", ["x+"]),
+    ],
+)
+def test_references_are_graded_against_themselves(grader, finding, named, golds):
+    rows = [prompt("?", truth=gold, grader=named) for gold in golds]
+    assert check_golds(rows, grader, GradingConfig()) == [finding] * len(golds)
+
+
+@pytest.mark.parametrize(
+    ("kind", "finding"),
+    [
+        (StrictMathGrader(), "meets_itself"),
+        (ExactGrader(), "meets_itself"),
+        (ChoiceGrader(), "fails"),
+        (FormatGrader(), "not_checked"),
+    ],
+)
+def test_the_grader_of_the_experiment_checks_rows_that_name_none(kind: GraderKind, finding: str) -> None:
+    config = GradingConfig(kind=kind)
+    with GraderPool(1, PATIENCE_S, config=config) as own:
+        assert [found for found, _ in check_golds([prompt("?", truth="n+1")], own, config)] == [finding]
+
+
+LONG = "Let n be a positive integer such that the sum of its digits is 17 and the product of them is as large as can be"
+SHORT = "What is the sum of all whole numbers from 1 up to 100 that are odd + 3"
+WHOLE, HALF = Hit("suite", 1, 1.0), len(LONG) // 2
+
+
+def triples(text: str) -> set[tuple[str, ...]]:
+    found = words(text)
+    return set(zip(found, found[1:], found[2:], strict=False))
+
+
+def test_the_estimate_of_similarity_is_as_good_as_its_formula_says() -> None:
+    rng = random.Random(0)
+    errors, spread = [], []
+    for _ in range(300):
+        text = [str(rng.randrange(10**6)) for _ in range(60)]
+        other = [word if rng.random() > rng.random() * 0.2 else "x" + word for word in text]
+        one, two = triples(" ".join(text)), triples(" ".join(other))
+        true = len(one & two) / len(one | two)
+        errors.append(similarity(signature(" ".join(text)), signature(" ".join(other))) - true)
+        spread.append(true * (1 - true) / NUM_HASHES)
+    assert abs(np.mean(errors)) < 0.01
+    assert np.sqrt(np.mean(np.square(errors))) == pytest.approx(np.sqrt(np.mean(spread)), rel=0.25)
+
+
+def test_near_duplicates_name_the_first_of_their_cluster() -> None:
+    rng = random.Random(1)
+    texts = [" ".join(str(rng.randrange(10**6)) for _ in range(80)) for _ in range(200)]
+    texts[150] = texts[20] + " 7"
+    texts[170] = "8 " + texts[150]
+    first = near_duplicate_clusters(np.array([signature(text) for text in texts]), 0.8)
+    assert {row: int(first[row]) for row in np.flatnonzero(first != np.arange(200))} == {150: 20, 170: 20}
+    assert signature("").shape == signature("one").shape == (NUM_HASHES,)
+    assert near_duplicate_clusters(np.zeros((0, NUM_HASHES), dtype=np.uint16), 0.9).tolist() == []
+
+
+@pytest.mark.parametrize(
+    ("problem", "texts", "hits"),
+    [
+        (LONG, [f"I recall: {LONG.upper()}. So", LONG[:HALF], "nothing", ""], [WHOLE, None, None, None]),
+        (LONG, [LONG[:HALF], LONG[HALF:]], [None, None]),  # no run crosses from one text into the next
+        (SHORT, [f"so: {SHORT} now", SHORT.replace("+ 3", "- 3")], [WHOLE, None]),  # a short one must be quoted whole
+    ],
+)
+def test_a_quotation_is_found_and_a_shared_sentence_is_not(problem: str, texts: list[str], hits: list) -> None:
+    assert index_of(prompt(problem)).find(texts) == hits
+
+
+def test_equal_problems_match_at_any_length() -> None:
+    assert index_of(prompt("1  + 1")).equal(prompt("1 + 1")) == WHOLE
+    assert index_of(prompt("1 + 1")).equal(prompt("1 + 2")) is None
+
+
+def read(file: str, problem: str = "problem") -> list[Prompt]:
+    fields = {"data_source": "d", "problem": problem, "answer": {"column": problem}}
+    return load_file(DATASETS / file, fields=fields).prompts
+
+
+@needs_datasets
+def test_known_contamination_is_found() -> None:
+    index, test_split = index_of(*read("math500/test.jsonl")), read("math_test5000/test.jsonl")
+
+    def quoting(prompts: list[Prompt]) -> set[int]:
+        hits = index.find([problem_text(each.messages) for each in prompts])
+        return {row for row, hit in enumerate(hits) if hit}
+
+    equal = {hit.row for hit in map(index.equal, test_split) if hit}
+    near = {hit.row for hit in index.find([problem_text(each.messages) for each in test_split]) if hit}
+    assert len(equal | near) == 500
+    old_aime = read("aime_1983_2023/train.jsonl")
+    assert sum(index.equal(each) is not None for each in old_aime) >= 1
+    assert len(quoting(old_aime)) >= 6
+    assert quoting(read("gsm8k/train.jsonl", "question")) == set()
+
+
+@needs_datasets
+def test_real_traces_of_test_questions_are_found_by_their_questions() -> None:
+    index = index_of(*read("gsm8k/test.jsonl", "question"))
+    assert all(index.equal(asked) for asked in read("reasoning_traces/gsm8k_qwq32b.parquet", "question"))
+
+
+answer_texts = st.lists(st.sampled_from("abcde"), max_size=6).map(" ".join)
+any_rule = st.builds(
+    KeepAnswers, choose=st.sampled_from(["first", "shortest"]), max_per_prompt=st.integers(1, 6)
+) | st.builds(KeepAnswers, choose=st.just("diverse"), max_per_prompt=st.integers(2, 6))
+
+
+def answer(text: str, num_tokens: int = 5) -> Trace:
+    return Trace(text, "policy", verified=True, num_tokens=num_tokens)
+
+
+@pytest.mark.parametrize(
+    ("text", "outcome", "reason", "expected"),
+    [
+        ("right", Outcome.CORRECT, FinishReason.STOP, True),
+        ("w", Outcome.WRONG, FinishReason.STOP, False),
+        ("cut", Outcome.CORRECT, FinishReason.LENGTH, False),
+        ("  ", Outcome.CORRECT, FinishReason.STOP, False),
+        ("\\boxed{2} \ufffd", Outcome.CORRECT, FinishReason.STOP, False),
+    ],
+)
+def test_only_correct_text_that_ended_by_itself_may_be_kept(text, outcome, reason, expected):
+    assert may_be_kept(text, outcome, reason) is expected
+
+
+NEAR, FAR = "first add 3 and 4 to get 7", "the result is simply seven"
+OF_SEVEN = [answer("first add 3 and 4 to get seven"), answer(NEAR), answer(FAR)]
+
+
+@pytest.mark.parametrize(
+    ("answers", "choose", "most", "expected"),
+    [
+        ([], "shortest", 4, []),
+        ([answer("1 + 1\n= 2"), answer("1 + 1 = 2 "), answer("2")], "first", 3, ["1 + 1\n= 2", "2"]),
+        ([answer("long", 9), answer("b", 3), answer("a", 3), answer("c", 4)], "shortest", 3, ["b", "a", "c"]),
+        (OF_SEVEN, "diverse", 2, [OF_SEVEN[0].text, FAR]),
+        (OF_SEVEN, "diverse", 9, [OF_SEVEN[0].text, FAR, NEAR]),
+    ],
+    ids=["none", "equal but for space", "shortest as sampled", "diverse", "diverse in order"],
+)
+def test_different_answers_are_kept_in_the_order_of_choice(answers, choose, most, expected):
+    rule = KeepAnswers.model_validate({"choose": choose, "max_per_prompt": most})
+    assert [each.text for each in kept_traces(answers, rule)] == expected
+
+
+def distance(one: str, other: str) -> float:
+    """Jaccard's, over the sets of word triples."""
+    texts = words(one), words(other)
+    sizes = [min(3, len(found)) for found in texts]
+    runs = [
+        {tuple(found[at : at + size]) for at in range(len(found) - size + 1)} if found else set()
+        for found, size in zip(texts, sizes, strict=True)
+    ]
+    union = runs[0] | runs[1]
+    return 1 - len(runs[0] & runs[1]) / len(union) if union else 0.0
+
+
+def test_case_and_punctuation_make_no_distance() -> None:
+    assert farthest_first(["a b c d e", "A b, c d e", "a b c d f", ""], 4) == [0, 3, 2, 1]
+
+
+@given(texts=st.lists(answer_texts, min_size=1, max_size=8), count=st.integers(1, 8))
+def test_each_choice_is_the_farthest_from_those_before(texts: list[str], count: int) -> None:
+    order = farthest_first(texts, count)
+    assert order[0] == 0
+    assert len(order) == len(set(order)) == min(count, len(texts))
+
+    def nearest(index: int, chosen: list[int]) -> float:
+        return min(distance(texts[index], texts[other]) for other in chosen)
+
+    for place in range(1, len(order)):
+        before = order[:place]
+        left = [index for index in range(len(texts)) if index not in before]
+        best = max(nearest(index, before) for index in left)
+        assert order[place] == next(index for index in left if nearest(index, before) == best)
+
+
+@given(texts=st.lists(answer_texts, max_size=8), rule=any_rule)
+def test_fewer_are_a_prefix_of_more(texts: list[str], rule: KeepAnswers) -> None:
+    answers = [answer(text, len(text)) for text in texts]
+    more = rule.model_copy(update={"max_per_prompt": rule.max_per_prompt + 1})
+    found = kept_traces(answers, rule)
+    assert found == kept_traces(answers, more)[: rule.max_per_prompt]
+    assert len({" ".join(each.text.split()) for each in found}) == len(found) <= rule.max_per_prompt
+
+
+def test_what_is_known_of_an_answer_is_written_and_read_back(tmp_path: Path) -> None:
+    known = {"model": "base", "decoding": "temperature 1", "logprobs": (-0.5, -0.25, 0.0, -1.0)}
+    sampled = dataclasses.replace(answer(RIGHT, 4), **known)
+    (trace,) = kept_traces([sampled], KeepAnswers())
+    assert trace == with_verdict(trace, Outcome.CORRECT) == sampled
+    asked = dataclasses.replace(prompt("1+1"), traces=(trace,))
+    write_prompts(tmp_path / "a.parquet", [asked])
+    assert read_prompts(tmp_path / "a.parquet") == [asked]
+
+
+BOUNDS = DifficultyConfig(
+    num_samples=4, temperature=1.0, max_response_tokens=8, min_pass_rate=0.25, max_pass_rate=0.75, engine="transformers"
+)
+RATES = [
+    PassRate("a", {"wrong": 3, "no_answer": 1}, num_tokens=20, num_truncated=2),
+    PassRate("b", {"correct": 1, "wrong": 3}, num_tokens=12, num_truncated=0),
+    PassRate("c", {"correct": 3, "unparsable": 1}, num_tokens=10, num_truncated=0),
+    PassRate("d", {"correct": 4}, num_tokens=6, num_truncated=0),
+]
+FITS = [Fit.TOO_HARD, Fit.KEPT, Fit.KEPT, Fit.TOO_EASY]
+
+
+@pytest.mark.parametrize("num_samples", [3, 7, 10, 64])
+def test_the_bounds_of_pass_rates_are_inclusive(num_samples: int) -> None:
+    assert [fit_of(rate, BOUNDS) for rate in RATES] == FITS
+    for correct in range(num_samples + 1):
+        share = correct / num_samples
+        bounds = DifficultyConfig(num_samples=num_samples, min_pass_rate=share, max_pass_rate=share)
+        outcomes = {"correct": correct, "wrong": num_samples - correct}
+        assert fit_of(PassRate("a", outcomes, 0, 0), bounds) is Fit.KEPT
+
+
+def test_pass_rates_have_one_row_per_prompt(tmp_path: Path) -> None:
+    write_pass_rates(tmp_path / "rates.parquet", RATES, FITS)
+    rows = pq.read_table(tmp_path / "rates.parquet").to_pylist()
+    assert rows[0] == {
+        "uid": "a", "num_samples": 4, "num_correct": 0, "mean_tokens": 5.0, "num_truncated": 2, "fit": "too_hard",
+    }  # fmt: skip
+    others = [("b", 1, "kept"), ("c", 3, "kept"), ("d", 4, "too_easy")]
+    assert [(row["uid"], row["num_correct"], row["fit"]) for row in rows[1:]] == others
+
+
+def test_the_card_of_pass_rates_counts_everything_once(tmp_path: Path) -> None:
+    found = difficulty_card(BOUNDS, RATES, FITS, ["sums", "sums", "", "sums"])
+    assert found.fits == {"kept": 2, "too_hard": 1, "too_easy": 1}
+    assert found.rates.histogram == {"0": 1, "1": 1, "2": 0, "3": 1, "4": 1}
+    assert (found.rates.mean_pass_rate, found.rates.ever_solved_share) == (0.5, 0.75)
+    assert (found.rates.mean_tokens, found.rates.truncated_share) == (3.0, 0.125)
+    assert Counter(found.rates.outcomes) == Counter({"correct": 8, "wrong": 6, "no_answer": 1, "unparsable": 1})
+    assert found.sources["sums"] == {"prompts": 3, "kept": 1, "mean_pass_rate": pytest.approx(5 / 12)}
+    (tmp_path / "card.json").write_text(card_json(found))
+    assert read_card(tmp_path / "card.json", DifficultyCard) == found
+    assert json.loads(card_json(found))["policy"] == "base"

@@ -1,0 +1,313 @@
+"""Prompts in files: the layouts of other systems, what is quarantined or refused, and prepared prompts on disk."""
+
+import json
+import tempfile
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.installed import DATASETS, needs_datasets
+from support.refusals import refused
+from synthetic.loaded_source import load_file, write_rows
+from synthetic.preparation import SMALL, prepare, row, sources_of
+
+from luffy.cli import main as command
+from luffy.data.parquet import read_prompts, write_prompts
+from luffy.data.schema import SCHEMA
+from luffy.errors import DataError
+from luffy.types import Message, Prompt, Trace
+
+QA = {"data_source": "qa", "problem": "q", "answer": {"column": "a"}, "traces": ({"column": "t", "author": "me"},)}
+
+
+def user(text: str) -> dict[str, str]:
+    return {"role": "user", "content": text}
+
+
+def assistant(n: int) -> dict[str, str]:
+    return {"role": "assistant", "content": f"<think>\nIt is {n}.\n</think>\nSo \\boxed{{{n}}}."}
+
+
+def reward(answer: object, style: str = "rule") -> dict[str, object]:
+    return {"style": style, "ground_truth": answer}
+
+
+def sum_row(number: int) -> dict[str, object]:
+    """Luffy's own columns."""
+    return row(f"{number}+1", f"\\boxed{{{number + 1}}}", str(number + 1))
+
+
+LAYOUTS = {  # file: its row n, how many of ten prompts pass, and how many traces
+    "trl_messages.parquet": (lambda n: {"messages": [user(f"tm {n}?"), assistant(n)], "source": "x"}, 10, 10),
+    "trl_completion.jsonl": (lambda n: {"prompt": [user(f"tc {n}?")], "completion": [assistant(n)]}, 10, 10),
+    "trl_deepmath.parquet": (lambda n: {"prompt": [user(f"td {n}?")], "solution": f"${n}$"}, 10, 0),
+    "open_r1_220k.parquet": (lambda n: {
+        "problem": f"or {n}?", "solution": "A long way.", "answer": str(n), "problem_type": "Algebra",
+        "source": "olympiads", "uuid": f"u{n}", "is_reasoning_complete": [True, n < 5], "correctness_count": 2,
+        "generations": [assistant(n)["content"], assistant(n)["content"] + " "], "finish_reasons": None,
+        "messages": [user(f"or {n}?"), assistant(n)],
+    }, 10, 15),
+    "prime_rl.parquet": (lambda n: {
+        "problem_id": f"p{n}", "task_type": "verifiable_math", "prompt": f"pr {n}?",
+        "verification_info": json.dumps({"ground_truth": f"\\frac{{{n}}}{{7}}"}), "solve_rate": 0.5,
+    }, 10, 0),
+    "synthetic_1.csv": (lambda n: {"prompt": f"sy {n}?", "verification_info": str({"ground_truth": n})}, 10, 0),
+    "openrlhf.jsonl": (lambda n: {"input": f"of {n}?", "label": str(n), "datasource": "gsm"}, 10, 0),
+    "openrlhf_messages.jsonl": (lambda n: {"context_messages": [user(f"om {n}?")], "answer": n}, 10, 0),
+    "dapo_17k.parquet": (lambda n: {  # five problems twice: those are merged later
+        "data_source": "dapo_17k", "prompt": [user(f"da {n // 2}?")], "ability": "MATH",
+        "reward_model": reward(str(n // 2), "rule-lighteval/MATH_v2"), "extra_info": {"index": f"i{n}"},
+    }, 10, 0),
+    "numina_cot.parquet": (lambda n: {
+        "source": "cn_k12", "problem": f"nc {n}?", "messages": [user(f"nc {n}?"), assistant(n)],
+        "solution": f"It is $\\boxed{{{n}}}$." if n < 8 else "Proved.",
+    }, 8, 8),
+    "numina_15.parquet": (lambda n: {
+        "problem": f"n5 {n}?", "solution": "Without a box.", "problem_type": "Algebra", "source": "olympiads",
+        "answer": ("proof", "notfound", "")[n] if n < 3 else str(n), "synthetic": False,
+    }, 7, 0),
+    "deepscaler.jsonl": (lambda n: {"problem": f"ds {n}?", "answer": n, "solution": "" if n else "x"}, 10, 0),
+    "gsm8k.jsonl": (lambda n: {"question": f"gs {n}?", "answer": f"2*{n}\n#### {n}"}, 10, 10),
+    "luffy.parquet": (lambda n: {
+        "data_source": "luffy", "prompt": [{"role": "system", "content": "Think."}, user(f"lu {n}?")],
+        "target": [assistant(n)], "ability": "math", "reward_model": reward(str(n)),
+        "extra_info": {"index": n, "split": "default"},
+    }, 10, 10),
+    "verl.csv": (lambda n: {
+        "uid": f"verl-{n}", "data_source": "verl", "prompt": json.dumps([user(f"ve {n}?")]), "ability": "math",
+        "reward_model": str(reward(str(n))), "extra_info": json.dumps({"index": n}),
+    }, 10, 0),
+    "prompt_text.csv": (lambda n: {"prompt": json.dumps([user(f"pt {n}?"), assistant(n)])}, 10, 10),
+    "solutions.jsonl": (lambda n: {"question": f"so {n}?", "solutions": [f"\\boxed{{{n}}}"]}, 10, 0),
+    "sharegpt.jsonl": (lambda n: {
+        "conversations": [{"from": "human", "value": f"sg {n}?"}, {"from": "gpt", "value": f"\\boxed{{{n}}}"}],
+    }, 10, 10),
+}  # fmt: skip
+
+
+def test_ten_rows_of_each_layout_are_prepared_without_fields(tmp_path: Path) -> None:
+    parts = {}
+    for name, (row_of, _, _) in LAYOUTS.items():
+        file = write_rows(tmp_path / name, *map(row_of, range(10)))
+        parts[Path(name).stem] = {"source": {"kind": "file", "path": str(file), "author": Path(name).stem}}
+    train = {"kind": "mixture", "parts": parts}
+    prepare(tmp_path / "out", train=train, suites={"small": SMALL}, max_trace_tokens=5000)
+    card = sources_of(tmp_path / "out")["train"]
+    assert card["data_sources"] == {Path(name).stem: count for name, (_, count, _) in LAYOUTS.items()}
+    assert card["trace_authors"] == {Path(name).stem: count for name, (_, _, count) in LAYOUTS.items() if count}
+    assert (card["folded"], card["rejected"]) == (0, {"duplicate_uid": 5, "reference_fails": 2})
+    assert (card["quarantined"], card["malformed"]) == (3, {"solution": 2, "answer": 1})
+    prompts = read_prompts(tmp_path / "out" / "train.parquet")
+    assert {prompt.messages[-1].role for prompt in prompts} == {"user"}
+    assert not any("\\boxed" in message.content for prompt in prompts for message in prompt.messages)
+    assert [p.uid for p in prompts if p.data_source == "verl"] == [f"verl-{n}" for n in range(10)]
+
+
+def test_fields_without_traces_drop_the_solution(tmp_path: Path) -> None:
+    fields = {"data_source": "t", "problem": "m", "answer": {"column": "a"}}
+    file = write_rows(tmp_path / "d.jsonl", {"m": [user("a?"), assistant(2)], "a": "2"})
+    (prompt,) = load_file(file, fields=fields).prompts
+    assert (prompt.messages, prompt.traces) == ((Message("user", "a?"),), ())
+
+
+@pytest.mark.parametrize(
+    ("row", "line"),
+    [
+        ({"text": "a?", "answer": "2"}, '"problem": "COLUMN", "answer": {"column": "answer"}}'),
+        ({"question": "a?", "chosen": "2"}, '"problem": "question", "answer": {"column": "COLUMN"}}'),
+        ({"question": "a?", "answer": "B", "options": ["1", "2"]}, '"choices": {"column": "options"}}'),
+        ({"question": "a?", "answer": "A long explanation. " * 20}, '"answer": {"column": "COLUMN"}}'),
+    ],
+)
+def test_other_columns_are_refused_with_the_line_of_fields_to_give(tmp_path: Path, row: dict, line: str) -> None:
+    with refused("d.jsonl", line, error=DataError):
+        load_file(write_rows(tmp_path / "d.jsonl", *[row] * 3))
+
+
+def test_data_exported_as_csv_is_read_again_with_its_uids(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    text = 'A "quoted",\nlong' + "\u2028" + "line"
+    turns = (Message("assistant", "call"), Message("tool", "2"), Message("assistant", "\\boxed{2}"))
+    one = (Trace("\\boxed{1}", "r1", True, (-0.5, 0.0)),)
+    prompts = [
+        Prompt("u1", "d", (Message("system", "s"), Message("user", text)), "2", extra_info={"level": 3, "x": [text]}),
+        Prompt("007", "", (Message("user", "b?"),), "1e5", one, grader="exact"),
+        Prompt("u3", "d", (Message("user", "c?"),), "2", (Trace("call\n2\n\\boxed{2}", "r2", None, turns=turns),)),
+        Prompt("secret", "d", (Message("user", "d?"),), "2", extra_info={"confidential": True}),
+    ]
+    write_prompts(tmp_path / "d.parquet", prompts)
+    assert command.main(["export", str(tmp_path / "d.parquet"), str(tmp_path / "d.csv")]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "3 prompts with 2 traces (1 of r1, 1 of r2)" in said and "1 prompts are confidential" in said
+    assert load_file(tmp_path / "d.csv").prompts == prompts[:3]
+    by_r1 = ["export", str(tmp_path / "d.parquet"), str(tmp_path / "r1.csv"), "--author", "r1"]
+    assert command.main(by_r1) == 0
+    assert [prompt.uid for prompt in load_file(tmp_path / "r1.csv").prompts] == ["007"]
+    assert command.main(by_r1) == 2
+
+
+def test_a_pattern_reads_its_files_in_the_order_of_their_names(tmp_path: Path) -> None:
+    for name in ("b", "a"):
+        write_rows(tmp_path / f"{name}.jsonl", {"q": name, "a": "1"})
+    assert [prompt.messages[0].content for prompt in load_file(tmp_path / "*.jsonl", fields=QA).prompts] == ["a", "b"]
+
+
+def test_malformed_lines_are_quarantined_with_line_field_and_reason(tmp_path: Path) -> None:
+    lines = [
+        b"\xef\xbb\xbf" + json.dumps(sum_row(0)).encode(),
+        b'{"data_source": "caf\xe9"}',
+        b"",
+        b"{not json",
+        b"[1]",
+        json.dumps({**sum_row(1), "reward_model": {}}).encode(),
+        json.dumps({**sum_row(1), "data_source": "\ud800"}).encode(),
+        json.dumps(sum_row(2)).encode(),
+    ]
+    (tmp_path / "d.jsonl").write_bytes(b"\n".join(lines))
+    loaded = load_file(tmp_path / "d.jsonl")
+    assert [prompt.ground_truth for prompt in loaded.prompts] == ["1", "3"]
+    found = [(bad.row, bad.field) for bad in loaded.quarantined]
+    assert found == [(2, "(line)"), (4, "(line)"), (5, "(line)"), (6, "reward_model.ground_truth"), (7, "data_source")]
+    assert "not UTF-8 text (byte 21: 0xe9)" in loaded.quarantined[0].reason
+
+
+def test_parquet_with_undecodable_text_loses_only_that_row(tmp_path: Path) -> None:
+    table = pa.Table.from_pylist([sum_row(0), sum_row(1), sum_row(2)])
+    broken = pa.array([b"math", b"\xff\xfe", b"math"], pa.binary()).view(pa.string())
+    pq.write_table(table.set_column(0, "data_source", broken), tmp_path / "d.parquet")
+    loaded = load_file(tmp_path / "d.parquet")
+    assert [prompt.ground_truth for prompt in loaded.prompts] == ["1", "3"]
+    assert [(bad.row, bad.field) for bad in loaded.quarantined] == [(2, "data_source")]
+
+
+def test_maps_are_read_as_mappings(tmp_path: Path) -> None:
+    """Spark and DuckDB write them where others write structs."""
+    of_text = pa.map_(pa.string(), pa.string())
+    table = pa.Table.from_pylist([sum_row(0), sum_row(1)])
+    table = table.append_column("extra_info", pa.array([[("split", "test")], [("a", "b"), ("a", "c")]], of_text))
+    messages = [[[("role", "user"), ("content", f"{number}?")]] for number in range(2)]
+    table = table.set_column(table.column_names.index("prompt"), "prompt", pa.array(messages, pa.list_(of_text)))
+    pq.write_table(table, tmp_path / "d.parquet")
+    loaded = load_file(tmp_path / "d.parquet")
+    assert [(prompt.messages[0].content, prompt.extra_info) for prompt in loaded.prompts] == [("0?", {"split": "test"})]
+    assert [(bad.row, bad.field) for bad in loaded.quarantined] == [(2, "extra_info")]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "named"),
+    [
+        ("missing.jsonl", None, "no such file"),
+        ("folder.jsonl", None, "is a directory"),
+        ("d.txt", "x", "extension '.txt'; use one of .parquet, .jsonl, .csv"),
+        ("none-*.jsonl", None, "no such file"),
+        ("d.jsonl", "", "holds no row"),
+        ("d.jsonl", "{}\n[]", "none of its 2 rows can be used; the first: row 1, field data_source: is missing"),
+        ("d.parquet", "x", "no readable parquet"),
+    ],
+)
+def test_an_unusable_file_is_refused(tmp_path: Path, name: str, content: str | None, named: str) -> None:
+    (tmp_path / "folder.jsonl").mkdir()
+    if content is not None:
+        (tmp_path / name).write_text(content)
+    with refused(name, named, error=DataError):
+        load_file(tmp_path / name)
+
+
+def test_a_damaged_parquet_names_the_last_readable_row(tmp_path: Path) -> None:
+    file = tmp_path / "d.parquet"
+    table = pa.table({"q": [str(n) * 50 for n in range(2000)], "a": ["2"] * 2000, "t": ["3"] * 2000})
+    pq.write_table(table, file, row_group_size=1000, compression="zstd", use_dictionary=False)
+    column = pq.read_metadata(file).row_group(1).column(0)
+    content = bytearray(file.read_bytes())
+    start, size = column.data_page_offset, column.total_compressed_size
+    content[start : start + size] = bytes(size)
+    file.write_bytes(content)
+    with pytest.raises(DataError, match=r"d\.parquet: cannot be read after row \d+"):
+        load_file(file, fields=QA)
+
+
+any_text = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=12).filter(str.strip)
+any_json = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**60), 2**60)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | any_text,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(any_text, inner, max_size=3),
+    max_leaves=5,
+)
+any_trace = st.builds(
+    Trace,
+    text=any_text,
+    author=any_text,
+    verified=st.sampled_from([None, True, False]),
+    logprobs=st.none() | st.lists(st.floats(-1e6, 0.0, allow_nan=False), max_size=4).map(tuple),
+)
+any_prompt = st.builds(
+    Prompt,
+    uid=any_text,
+    data_source=any_text,
+    messages=st.lists(st.builds(Message, st.sampled_from(["user", "assistant"]), any_text), max_size=2).map(
+        lambda turns: (*turns, Message("user", "?"))
+    ),
+    ground_truth=any_text,
+    traces=st.lists(any_trace, max_size=3).map(tuple),
+    ability=any_text,
+    extra_info=st.dictionaries(any_text, any_json, max_size=3),
+)
+
+
+def prompt(uid: str) -> Prompt:
+    return Prompt(uid, "math", (Message("user", "1+1"),), "2", (Trace("\\boxed{2}", "me"),))
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.lists(any_prompt, max_size=5))
+def test_written_prompts_are_read_back(prompts: list[Prompt]) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "prompts.parquet"
+        assert write_prompts(path, prompts) == len(prompts)
+        assert read_prompts(path) == prompts
+
+
+def test_equal_prompts_make_equal_files_with_the_columns_of_verl(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        write_prompts(tmp_path / name, (prompt(str(number)) for number in range(100)))
+    assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
+    first = pq.read_table(tmp_path / "a").to_pylist()[0]
+    assert first["target"] == [{"role": "assistant", "content": "\\boxed{2}"}]
+    assert first["reward_model"] == {"style": "rule", "ground_truth": "2"}
+
+
+def test_a_broken_write_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
+    path = tmp_path / "p.parquet"
+    write_prompts(path, [prompt("old")])
+
+    def breaking() -> object:
+        yield prompt("new")
+        raise RuntimeError("interrupted")
+
+    with pytest.raises(RuntimeError):
+        write_prompts(path, breaking())  # type: ignore[arg-type]
+    assert [found.uid for found in read_prompts(path)] == ["old"]
+    assert [found.name for found in tmp_path.iterdir()] == ["p.parquet"]
+
+
+def test_a_wrong_row_of_a_prepared_file_is_named(tmp_path: Path) -> None:
+    turns = {"prompt": [user("1+1")], "target": None, "uid": "u", "extra_info": "{}"}
+    rows = [{**row("", None), **turns, "ability": ability} for ability in ("math", "")]
+    pq.write_table(pa.Table.from_pylist(rows, SCHEMA), tmp_path / "p.parquet")
+    with refused("p.parquet, row 2, field ability", "is empty", error=DataError):
+        read_prompts(tmp_path / "p.parquet")
+
+
+@needs_datasets
+@pytest.mark.parametrize(("name", "rows"), [("valid.all", 6023), ("valid.arc_c", 1172), ("valid.gpqa", 198)])
+def test_the_files_of_luffy_are_read(name: str, rows: int) -> None:
+    prompts = read_prompts(DATASETS / f"luffy_eval/{name}.parquet")
+    assert len(prompts) == rows
+    assert all(set(found.extra_info) == {"index", "split"} and found.messages[0].role == "system" for found in prompts)
+    if name == "valid.all":
+        assert len({found.uid for found in prompts}) < 1700
