@@ -7,14 +7,13 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from synthetic.finished_stages import begin, finish, finish_all
+from support.stages import CONFIGS
 
-from luffy.config import ExperimentConfig, load_experiment
+from luffy.config import load_experiment
 from luffy.pipeline.experiment import Experiment, open_experiment
-from luffy.pipeline.plan import StagePlan
 from luffy.pipeline.workspace import Workspace
 
-SMOKE = Path(__file__).parents[3] / "exp_configs" / "smoke.yaml"
+SMOKE = CONFIGS / "smoke.yaml"
 HOLD = """
 import sys, time
 from pathlib import Path
@@ -24,16 +23,6 @@ with stage_lock(Path(sys.argv[1])):
     print("locked", flush=True)
     time.sleep(7200)
 """
-
-
-@pytest.fixture(scope="session")
-def smoke() -> ExperimentConfig:
-    return load_experiment(SMOKE)
-
-
-@pytest.fixture
-def smoke_path() -> Path:
-    return SMOKE
 
 
 @pytest.fixture
@@ -50,21 +39,6 @@ def opened(workspace) -> Callable[..., Experiment]:
         return open_experiment(config, workspace, verify=verify, code=lambda rooms: code or {"module": "1"})
 
     return open_it
-
-
-@pytest.fixture(name="finish")
-def _finish() -> Callable[..., StagePlan]:
-    return finish
-
-
-@pytest.fixture(name="begin")
-def _begin() -> Callable[..., None]:
-    return begin
-
-
-@pytest.fixture(name="finish_all")
-def _finish_all() -> Callable[..., None]:
-    return finish_all
 
 
 @pytest.fixture
