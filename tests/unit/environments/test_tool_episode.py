@@ -12,7 +12,6 @@ import pytest
 from support.patience import PATIENCE_S, wait_until
 from support.stages import CONFIGS
 from synthetic import sample_tools
-from synthetic.loaded_source import load_source
 
 from luffy.config import load_experiment
 from luffy.config.data import ArithmeticSource, DataConfig, GuessNumberSource
@@ -24,6 +23,7 @@ from luffy.config.settings import PrepareDataSettings
 from luffy.data.conversations import cut
 from luffy.data.parquet import read_prompts, write_prompts
 from luffy.data.row_filters import Replayed
+from luffy.data.sources import open_source
 from luffy.environments.call_formats import HermesCalls, ToolCall
 from luffy.environments.limits import MOST_HANGING
 from luffy.environments.registry import instructions_of, open_environment
@@ -354,7 +354,7 @@ GAME = GuessNumberEnvironment(kind="guess_number")
 
 
 def games(**settings):
-    return load_source(GuessNumberSource(kind="guess_number", num_prompts=60, **settings), "train", 3).prompts
+    return list(open_source(GuessNumberSource(kind="guess_number", num_prompts=60, **settings), "train", 3).rows())
 
 
 def long_games(count):
@@ -451,7 +451,7 @@ def test_the_calculator_answers_what_the_teacher_recorded():
     operations = {"add": 1.0, "reverse": 1.0, "multiply": 2.0}
     settings = {"num_prompts": 60, "num_operations": (1, 3), "operations": operations, "by_calculator": ("multiply",)}
     source = ArithmeticSource(kind="arithmetic", **settings)
-    prompts = [prompt for prompt in load_source(source, "train", 3).prompts if prompt.traces[0].turns]
+    prompts = [prompt for prompt in open_source(source, "train", 3).rows() if prompt.traces[0].turns]
     assert len(prompts) > 30
     assert replayed(shipped("tools.yaml"), *prompts) == [SAME] * len(prompts)
     for prompt in prompts:

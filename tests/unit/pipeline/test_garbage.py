@@ -25,6 +25,18 @@ from luffy.pipeline.workspace import Workspace, claiming, write_run
 
 ALL = Retention()
 OTHER_SFT = "sft.optimizer.lr=2e-3"
+RUN = """
+import os, socket, sys
+from pathlib import Path
+from luffy.pipeline.workspace import write_run
+from luffy.pipeline.lock import stage_lock
+
+directory = Path(sys.argv[1])
+with stage_lock(directory):
+    write_run(directory, {"state": "running", "pid": os.getpid(), "host": socket.gethostname()})
+    print("runs", flush=True)
+    sys.stdin.read()
+"""
 needs_bubblewrap = pytest.mark.skipif(
     shutil.which("bwrap") is None, reason="needs bubblewrap: apt-get install bubblewrap"
 )
@@ -97,14 +109,14 @@ def test_what_a_record_names_or_links_stays_with_its_sources_and_for_a_live_one_
 
 
 @pytest.mark.parametrize("held_before", [True, False])
-def test_a_stage_in_use_by_another_process_stays(workspace, opened, hold, held_before):
+def test_a_stage_in_use_by_another_process_stays(workspace, opened, started, held_before):
     finish_all(opened())
     workspace.runs.mkdir()
     (victim,) = directories(opened(), "rl")
     with stage_lock(victim):
         pass  # a stage has begun here
     before = survey(workspace, ALL)
-    holder = hold(victim)
+    holder, _ = started(RUN, victim)
     now = survey(workspace, ALL)
     assert f"rl/{victim.name}: in use by pid {holder.pid}" in " ".join(now.notes)
     dispose(workspace, ALL, (now if held_before else before).garbage)
@@ -171,18 +183,6 @@ def test_a_run_is_alive_while_a_process_holds_its_lock_whatever_its_record_says(
 
 READ = "import sys; from pathlib import Path; from luffy.pipeline.records import read_run\n"
 READ += "print(read_run(Path(sys.argv[1])).condition)"
-RUN = """
-import os, socket, sys
-from pathlib import Path
-from luffy.pipeline.workspace import write_run
-from luffy.pipeline.lock import stage_lock
-
-directory = Path(sys.argv[1])
-with stage_lock(directory):
-    write_run(directory, {"state": "running", "pid": os.getpid(), "host": socket.gethostname()})
-    print("runs", flush=True)
-    sys.stdin.read()
-"""
 CONTAINER = ["bwrap", "--dev-bind", "/", "/", "--unshare-pid", "--proc", "/proc", "--die-with-parent"]
 NAMED = ["--unshare-user", "--unshare-uts", "--hostname", "inside"]
 
@@ -197,12 +197,10 @@ def test_a_container_sees_a_live_run_outside_as_running(opened):
 
 
 @needs_bubblewrap
-def test_a_run_that_was_killed_in_a_container_is_seen_to_be_dead_outside(workspace):
+def test_a_run_that_was_killed_in_a_container_is_seen_to_be_dead_outside(workspace, started):
     """Under another host name, too, as Docker gives one to each container."""
     directory = workspace.new_run("smoke", {})
-    command = [*CONTAINER, *NAMED, sys.executable, "-c", RUN, str(directory)]
-    container = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    assert container.stdout.readline() == "runs\n"
+    container, _ = started(RUN, directory, command=[*CONTAINER, *NAMED, sys.executable])
     record = read_run(directory)
     assert (record.host, record.condition) == ("inside", "running")
     container.kill()

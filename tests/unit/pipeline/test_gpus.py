@@ -5,7 +5,6 @@ The driver is a script in nvidia-smi's place.
 
 import importlib.util
 import json
-import os
 import re
 import subprocess
 import sys
@@ -301,13 +300,13 @@ def test_every_shipped_experiment_fits_its_model():
             assert not [line for line in find_resources(load_experiment(path)).complaints if "positions" in line], path
 
 
-HOLDER = """\
-import sys, tempfile, time
+HOLD = """
+import sys, tempfile
 from luffy.pipeline.gpus import own_gpus
 tempfile.tempdir = sys.argv[1]
 with own_gpus(1, print, bool) as shown:
     print(shown["CUDA_VISIBLE_DEVICES"], flush=True)
-    time.sleep(7200)
+    sys.stdin.read()
 """
 
 
@@ -381,16 +380,14 @@ def test_a_plan_says_that_the_gpus_of_the_machine_are_hidden(machine, monkeypatc
     assert "CUDA_VISIBLE_DEVICES hides the GPUs of this machine" in capsys.readouterr().out
 
 
-def test_the_death_of_the_holder_frees_its_gpu(machine, monkeypatch):
+def test_the_death_of_the_holder_frees_its_gpu(machine, monkeypatch, started):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
-    command, told = [sys.executable, "-c", HOLDER, str(machine)], []
-    holder = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": "."})
-    assert holder.stdout is not None and holder.stdout.readline() == "1\n"
+    (holder, shown), told = started(HOLD, machine), []
+    assert shown == "1"
     threading.Timer(0.3, holder.kill).start()
     with own_gpus(1, told.append) as shown:
         assert shown == {"CUDA_VISIBLE_DEVICES": "1"}
     assert told == ["1 of 1 GPUs"]
-    holder.wait()
 
 
 def test_a_stage_waits_for_a_driver_that_fails_for_a_moment_and_gives_up_one_that_never_responds(machine):

@@ -6,11 +6,11 @@ import subprocess
 import sys
 
 import pytest
-from support.refusals import refused
 from synthetic.finished_stages import finish_all
 
 from luffy.cli.main import main
 from luffy.config import load_experiment
+from luffy.errors import ConfigError
 from luffy.pipeline.inherited_environment import complaints_about_variables, drop_foreign, own_environment
 from luffy.pipeline.job import inputs_of, read_job, write_job
 from luffy.pipeline.resources import find_resources
@@ -43,7 +43,7 @@ def test_a_mistake_in_a_job_names_the_field(opened, tmp_path, written, instead, 
     write_job(tmp_path / "config.yaml", experiment.job(experiment.plan()[3]))  # of RL
     text = (tmp_path / "config.yaml").read_text()
     (tmp_path / "config.yaml").write_text(text.replace(written, instead))
-    with refused(complaint):
+    with pytest.raises(ConfigError, match=complaint):  # a line for each mistake
         read_job(tmp_path / "config.yaml")
 
 

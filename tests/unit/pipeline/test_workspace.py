@@ -114,9 +114,19 @@ def test_the_holder_is_known_by_its_pid_and_no_child_of_it_keeps_the_lock(tmp_pa
     child.wait()
 
 
+HOLD = """
+import sys
+from pathlib import Path
+from luffy.pipeline.lock import stage_lock
+with stage_lock(Path(sys.argv[1])):
+    print("locked", flush=True)
+    sys.stdin.read()
+"""
+
+
 @pytest.mark.parametrize("named", [True, False], ids=["named", "on a full disk"])
-def test_a_waiter_learns_the_holder_and_gets_the_lock_when_it_is_killed(tmp_path, hold, named):
-    process, told = hold(tmp_path), []
+def test_a_waiter_learns_the_holder_and_gets_the_lock_when_it_is_killed(tmp_path, started, named):
+    (process, _), told = started(HOLD, tmp_path), []
     if not named:
         (tmp_path / LOCK_FILE).write_text("")
     waiter = threading.Thread(target=lambda: stage_lock(tmp_path, told.append).__enter__())
@@ -243,13 +253,10 @@ sys.stdin.read()
 """
 
 
-def test_the_lock_of_a_record_is_free_again_when_its_holder_is_killed(tmp_path):
-    told: list[str] = []
+def test_the_lock_of_a_record_is_free_again_when_its_holder_is_killed(tmp_path, started):
+    (process, _), told = started(TAKE, tmp_path), []
     manager = FlockManager(tmp_path, told.append)
     assert isinstance(manager, LockManager)
-    command = [sys.executable, "-c", TAKE, str(tmp_path)]
-    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    assert process.stdout.readline() == "locked\n"
     assert manager.is_locked("rl/0f/record.json") and not manager.is_locked("rl/0e/record.json")
     assert not manager.acquire_lock("rl/0f/record.json", "two", acquire_timeout=0.0)
     taking = threading.Thread(target=lambda: manager.acquire_lock("rl/0f/record.json", "two"))
