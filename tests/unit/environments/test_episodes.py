@@ -3,22 +3,18 @@
 import asyncio
 import copy
 import threading
-from collections.abc import Callable, Sequence
-from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.patience import PATIENCE_S
-from transformers import PreTrainedTokenizerBase
 
-from luffy.config.environment import EpisodeLimits, EpisodeScoring, History
+from luffy.config.environment import EpisodeLimits, EpisodeScoring
 from luffy.data.conversations import ConversationEncoder, is_cut_from
 from luffy.data.templates import decode, encode_traces, stop_token_ids
 from luffy.data.tokenizer import EOS, build_tokenizer
-from luffy.environments.environment import Environment
-from luffy.environments.episodes import Context, Episode, EpisodePlayer, Observation
+from luffy.environments.episodes import Context, EpisodePlayer, Observation
 from luffy.environments.limits import FailedShare, with_time_limit
 from luffy.environments.live_episode import EpisodeStart
 from luffy.environments.rubric import EpisodeScorer
@@ -26,45 +22,59 @@ from luffy.environments.transcript import transcript, turns_of
 from luffy.errors import DataError, EnvironmentFault, LostError, LuffyError
 from luffy.grading.request import Grade, Problem
 from luffy.rl.rows import Row
-from luffy.rollout.engine import Completion, RolloutRequest, SamplingParams, limit, room
+from luffy.rollout.engine import Completion, SamplingParams, limit, room
 from luffy.rollout.vllm_limits import check_lengths
-from luffy.types import FinishReason, Message, Outcome, Source, Trajectory
+from luffy.types import FinishReason, Message, Outcome, Source
 
 SCORER = EpisodeScorer(EpisodeScoring(), ())
 PROMPT = (Message("user", "Begin."),)
 START = EpisodeStart(Problem(), "7", PROMPT, (5, 6), seed=3)
+FAILED, STOP, LENGTH = FinishReason.ENVIRONMENT_ERROR, FinishReason.STOP, FinishReason.LENGTH
+EVERY_HISTORY = pytest.mark.parametrize("history", ["exact", "branching"])
 
 
 @pytest.fixture(scope="module")
-def tokenizer() -> PreTrainedTokenizerBase:
+def tokenizer():
     return build_tokenizer(["Begin. turn 0 turn 1 turn 2 said go on higher lower"] * 4)
 
 
 class Scripted:
     """A policy whose n-th turn of an episode is `turns[n]`, with the stop token; it remembers its calls."""
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, turns: Sequence[str]) -> None:
-        self.calls: list[list[RolloutRequest]] = []
+    def __init__(self, tokenizer, turns):
+        self.calls = []
         self._written = [tuple(ids) for ids in encode_traces(tokenizer, turns)]
         self._stop = stop_token_ids(tokenizer)[0]
 
-    def generate(self, requests: Sequence[RolloutRequest], params: SamplingParams) -> list[Completion]:
+    def generate(self, requests, params):
         self.calls.append(list(requests))
         return [self._completion(request, limit(request, params)) for request in requests]
 
     @property
-    def requests(self) -> list[RolloutRequest]:
+    def requests(self):
         return [request for call in self.calls for request in call]
 
-    def close(self) -> None: ...
+    def close(self): ...
 
-    def _turn(self, request: RolloutRequest) -> int:
+    def _turn(self, request):
         return request.prefix_ids.count(self._stop)
 
-    def _completion(self, request: RolloutRequest, limit: int) -> Completion:
+    def _completion(self, request, limit):
         ids = self._written[self._turn(request)][:limit]
-        reason = FinishReason.STOP if ids[-1] == self._stop else FinishReason.LENGTH
+        reason = STOP if ids[-1] == self._stop else LENGTH
         return Completion(ids, (-0.5,) * len(ids), reason, (2,) * len(ids))
+
+
+class Thinking(Scripted):
+    """Says its n-th turn in the n-th call."""
+
+    def _turn(self, request):
+        return len(self.calls) - 1
+
+
+class Breaking(Scripted):
+    def generate(self, requests, params):
+        raise LuffyError("the engine broke")
 
 
 REPEATS = object()
@@ -76,25 +86,16 @@ class Echo:
     An exception is raised instead of returned.
     """
 
-    def __init__(
-        self,
-        num_answers: int = 1,
-        wait: Callable[[], object] = lambda: None,
-        opening: object = (),
-        answer: object = REPEATS,
-        counts: object = None,
-    ) -> None:
-        self.left = num_answers
-        self.seen: list[tuple[Message, ...]] = []
-        self.is_closed = False
-        self._wait, self._opening, self._answer, self._counts = wait, opening, answer, counts
+    def __init__(self, num_answers=1, wait=lambda: None, opening=(), answer=REPEATS, counts=None, end=lambda: None):
+        self.left, self.seen, self.is_closed = num_answers, [], False
+        self._wait, self._opening, self._answer, self._counts, self._end = wait, opening, answer, counts, end
 
-    async def reset(self, problem: Problem) -> Any:
+    async def reset(self, problem):
         if isinstance(self._opening, BaseException):
             raise self._opening
         return self._opening
 
-    async def respond(self, conversation: Sequence[Message]) -> Any:
+    async def respond(self, conversation):
         self.seen.append(tuple(conversation))
         await asyncio.get_running_loop().run_in_executor(None, self._wait)
         self.left -= 1
@@ -103,75 +104,75 @@ class Echo:
         answer = [Message("user", f"said {conversation[-1].content}")] if self._answer is REPEATS else self._answer
         return answer if self.left >= 0 else None
 
-    def counts(self) -> Any:
+    def counts(self):
         return {"answers": float(len(self.seen))} if self._counts is None else self._counts
 
-    async def close(self) -> None:
+    async def close(self):
+        self._end()
         self.is_closed = True
 
 
-def _play_all(
-    tokenizer: PreTrainedTokenizerBase,
-    environments: Sequence[Environment],
-    turns: Sequence[str],
-    starts: Sequence[EpisodeStart] = (),
-    max_tokens: int = 200,
-    lanes: int = 0,
-    history: History = "exact",
-    policy: type[Scripted] = Scripted,
-    scorer: EpisodeScorer = SCORER,
-    **limits: float,
-) -> tuple[list[Episode], Scripted]:
+def play_all(
+    tokenizer,
+    environments,
+    turns,
+    starts=(),
+    max_tokens=200,
+    lanes=0,
+    history="exact",
+    policy=Scripted,
+    scorer=SCORER,
+    **limits,
+):
+    """The episodes, and the policy; an environment may be a function that makes it."""
     engine, left = policy(tokenizer, turns), iter(environments)
     encoder = ConversationEncoder(tokenizer, history)
-    player = EpisodePlayer(lambda: next(left), encoder, EpisodeLimits(**limits), scorer, lanes)
+
+    def make():
+        environment = next(left)
+        return environment() if callable(environment) else environment
+
+    player = EpisodePlayer(make, encoder, EpisodeLimits(**limits), scorer, lanes)
     params = SamplingParams(1.0, max_tokens, stop_token_ids(tokenizer))
     return player.play(starts or [START] * len(environments), engine, params), engine
 
 
-def _play(
-    tokenizer: PreTrainedTokenizerBase,
-    environment: Environment,
-    turns: Sequence[str],
-    start: EpisodeStart = START,
-    **settings: Any,
-) -> tuple[Episode, Scripted]:
-    (episode,), engine = _play_all(tokenizer, [environment], turns, [start], **settings)
+def play(tokenizer, environment, turns, start=START, **settings):
+    (episode,), engine = play_all(tokenizer, [environment], turns, [start], **settings)
     return episode, engine
 
 
-def _row(episode: Episode) -> Trajectory:
+def row_of(episode):
     return Row(episode.prompt_ids).played(episode).trajectory(Grade(Outcome.CORRECT), 1.0)
 
 
-def _ids(episode: Episode) -> list[int]:
+def ids_of(episode):
     return [token for segment in episode.segments for token in segment.token_ids]
 
 
+def sampled(episode):
+    return [segment for segment in episode.segments if isinstance(segment, Completion)]
+
+
+# ---- turns and their contexts ----
+
+
 @pytest.mark.parametrize("lanes", [0, 2])
-def test_each_turn_extends_the_ids_of_all_before_it(tokenizer: PreTrainedTokenizerBase, lanes: int) -> None:
+def test_each_turn_extends_the_ids_of_all_before_it(tokenizer, lanes):
     environment = Echo(num_answers=2)
-    episode, engine = _play(tokenizer, environment, ["turn 0", "turn 1", "turn 2"], lanes=lanes)
+    episode, engine = play(tokenizer, environment, ["turn 0", "turn 1", "turn 2"], lanes=lanes)
     prefixes = [request.prefix_ids for request in engine.requests]
-    whole = tuple(_ids(episode))
+    whole = tuple(ids_of(episode))
     assert len(prefixes) == 3
     assert all(whole[: len(prefix)] == prefix for prefix in prefixes)
     assert [type(segment) for segment in episode.segments] == [Completion, Observation] * 2 + [Completion]
     seeds = [request.seed for request in engine.requests]
     assert seeds[0] == START.seed and len({*seeds}) == 3, "turns have random numbers of their own"
-    assert episode.finish_reason is FinishReason.STOP
-    assert episode.measures == {"answers": 3.0, "turns": 3.0}
+    assert (episode.finish_reason, episode.measures) == (STOP, {"answers": 3.0, "turns": 3.0})
     assert environment.is_closed
     assert [message.content for message in environment.seen[-1]] == [
         "Begin.", "turn 0", "said turn 0", "turn 1", "said turn 1", "turn 2",
     ]  # fmt: skip
-
-
-class Thinking(Scripted):
-    """Says its n-th turn in the n-th call."""
-
-    def _turn(self, request: RolloutRequest) -> int:
-        return len(self.calls) - 1
 
 
 FORGETFUL = (
@@ -179,175 +180,97 @@ FORGETFUL = (
     "<|eos|>{% endfor %}{% if add_generation_prompt %}assistant\n{% endif %}"
 )
 """Drops the reasoning of earlier turns."""
-
-
-def _branching(
-    tokenizer: PreTrainedTokenizerBase, turns: Sequence[str], max_tokens: int = 400
-) -> tuple[Episode, Scripted]:
-    forgetful = copy.deepcopy(tokenizer)
-    forgetful.chat_template = FORGETFUL
-    start = EpisodeStart(Problem(), "7", PROMPT, ConversationEncoder(forgetful, "branching").prompt(PROMPT), seed=3)
-    return _play(forgetful, Echo(2), turns, start, max_tokens=max_tokens, history="branching", policy=Thinking)
-
-
 PARAMS = SamplingParams(1.0, 400, ())
 THOUGHTS = ["<think>higher</think>turn 0", "<think>lower</think>turn 1", "<think>go</think>turn 2"]
 
 
+def branching(tokenizer, max_tokens=400):
+    forgetful = copy.deepcopy(tokenizer)
+    forgetful.chat_template = FORGETFUL
+    start = EpisodeStart(Problem(), "7", PROMPT, ConversationEncoder(forgetful, "branching").prompt(PROMPT), seed=3)
+    return play(forgetful, Echo(2), THOUGHTS, start, max_tokens=max_tokens, history="branching", policy=Thinking)
+
+
 def test_turns_are_sampled_and_learned_under_what_the_template_makes_of_earlier_ones(tokenizer):
-    episode, engine = _branching(tokenizer, THOUGHTS)
-    row = _row(episode)
+    episode, engine = branching(tokenizer)
+    row = row_of(episode)
     branches = row.branches()
     seen = [request.prompt_ids + request.prefix_ids for request in engine.requests]
     assert [branch.prompt_ids for branch in branches] == seen
     check_lengths(engine.requests, PARAMS, len(episode.prompt_ids) + 400)
-    assert [room(request, PARAMS) for request in engine.requests] == [
-        400 - len(ids) + len(episode.prompt_ids) for ids in seen
-    ]
+    rooms = [room(request, PARAMS) for request in engine.requests]
+    assert rooms == [400 - len(ids) + len(episode.prompt_ids) for ids in seen]
     assert decode(tokenizer, branches[2].prompt_ids) == (
         "user\nBegin.<|eos|>assistant\nturn 0<|eos|>user\nsaid <think>higher</think>turn 0<|eos|>"
         "assistant\nturn 1<|eos|>user\nsaid <think>lower</think>turn 1<|eos|>assistant\n"
     )
     assert [decode(tokenizer, branch.response_ids) for branch in branches] == THOUGHTS
-    sampled = [segment for segment in episode.segments if isinstance(segment, Completion)]
-    assert sum(len(turn.token_ids) for turn in sampled) == row.num_learnable
+    assert sum(len(turn.token_ids) for turn in sampled(episode)) == row.num_learnable
     assert all({*branch.source} == {Source.ON_POLICY} for branch in branches)
     assert sum(branch.num_tokens for branch in branches) == row.num_tokens
 
-
-def test_the_limit_of_a_response_holds_for_each_context(tokenizer: PreTrainedTokenizerBase) -> None:
-    whole, _ = _branching(tokenizer, THOUGHTS)
-    branches = _row(whole).branches()
-    longest = max(branch.num_tokens for branch in branches) - len(whole.prompt_ids)
-    same, _ = _branching(tokenizer, THOUGHTS, max_tokens=longest)
-    assert same.finish_reason is FinishReason.STOP
-    cut, _ = _branching(tokenizer, THOUGHTS, max_tokens=longest - 1)
-    assert cut.finish_reason is FinishReason.LENGTH
-    assert cut.segments[-1].token_ids == whole.segments[-1].token_ids[:-1]
-    early, _ = _branching(tokenizer, THOUGHTS, max_tokens=len(branches[0].response_ids) + 1)
-    assert (early.finish_reason, len(early.segments)) == (FinishReason.LENGTH, 1)
-
-
-def test_a_transcript_shows_a_context_from_where_it_differs(tokenizer: PreTrainedTokenizerBase) -> None:
-    episode, _ = _branching(tokenizer, THOUGHTS)
-    row = _row(episode)
+    # A transcript shows a context from where it differs.
     shown = transcript(
         row.response_ids, row.source, lambda ids: decode(tokenizer, ids), row.prompt_ids, row.context_starts
     )
     assert [who for who, _ in turns_of(shown)] == ["policy", "environment"] * 2 + ["policy"]
     assert shown.count("Begin.") == 0  # the prompt, which every context repeats
     assert shown.count("<think>higher") == 2  # as it was sampled, and in the environment's answer
+    assert turns_of("7 --- policy ---") == [("", "7 --- policy ---")], "no transcript"
+
+
+def test_the_limit_of_a_response_holds_for_each_context(tokenizer):
+    whole, _ = branching(tokenizer)
+    branches = row_of(whole).branches()
+    longest = max(branch.num_tokens for branch in branches) - len(whole.prompt_ids)
+    assert branching(tokenizer, longest)[0].finish_reason is STOP
+    cut, _ = branching(tokenizer, longest - 1)
+    assert cut.finish_reason is LENGTH
+    assert cut.segments[-1].token_ids == whole.segments[-1].token_ids[:-1]
+    early, _ = branching(tokenizer, len(branches[0].response_ids) + 1)
+    assert (early.finish_reason, len(early.segments)) == (LENGTH, 1)
+
+
+# ---- bounds ----
+
+
+def recorded(tokenizer, is_whole=False):
+    """Two turns with an answer between them."""
+    encoder = ConversationEncoder(tokenizer)
+    trace = encoder.trace([Message("assistant", "turn 0"), Message("user", "go on"), Message("assistant", "turn 1")])
+    return EpisodeStart(Problem(), "7", PROMPT, (5, 6), 3, trace.token_ids, trace.source, is_whole=is_whole)
 
 
 @pytest.mark.parametrize(
     ("num_answers", "limits", "max_tokens", "reason"),
     [
         (9, {"max_turns": 2}, 200, FinishReason.TURNS),
-        (1, {"max_turns": 2}, 200, FinishReason.STOP),  # the last turn is accepted
+        (1, {"max_turns": 2}, 200, STOP),  # the last turn is accepted
         (9, {"max_turn_tokens": 1}, 200, FinishReason.TURN_LENGTH),
-        (9, {}, 1, FinishReason.LENGTH),
-        (9, {}, 8, FinishReason.LENGTH),  # room for the first turn, none for an answer
+        (9, {}, 1, LENGTH),
+        (9, {}, 8, LENGTH),  # room for the first turn, none for an answer
     ],
 )
 def test_the_finish_reason_names_the_bound(tokenizer, num_answers, limits, max_tokens, reason):
-    episode, _ = _play(tokenizer, Echo(num_answers), ["turn 0"] * 9, max_tokens=max_tokens, **limits)
+    episode, _ = play(tokenizer, Echo(num_answers), ["turn 0"] * 9, max_tokens=max_tokens, **limits)
     assert episode.finish_reason is reason
     assert isinstance(episode.segments[-1], Completion)
-    assert len(_ids(episode)) <= max_tokens
+    assert len(ids_of(episode)) <= max_tokens
 
 
 @given(st.lists(st.text("turn 0123 said", min_size=1, max_size=12), min_size=1, max_size=5), st.integers(1, 120))
-def test_an_episode_ends_with_a_token_of_the_policy_and_keeps_its_budget(turns: list[str], max_tokens: int) -> None:
+def test_an_episode_ends_with_a_token_of_the_policy_and_keeps_its_budget(turns, max_tokens):
     tokenizer = build_tokenizer(["turn 0 said"] * 4)
-    episode, engine = _play(tokenizer, Echo(len(turns) - 1), turns, max_tokens=max_tokens)
-    sampled = [segment for segment in episode.segments if isinstance(segment, Completion)]
+    episode, engine = play(tokenizer, Echo(len(turns) - 1), turns, max_tokens=max_tokens)
     assert isinstance(episode.segments[-1], Completion)
-    assert len(_ids(episode)) <= max_tokens
-    assert len(sampled) == len(engine.requests) == episode.measures["turns"]
-
-
-def _recorded(tokenizer: PreTrainedTokenizerBase, is_whole: bool = False) -> EpisodeStart:
-    """Two turns with an answer between them."""
-    encoder = ConversationEncoder(tokenizer)
-    recorded = encoder.trace([Message("assistant", "turn 0"), Message("user", "go on"), Message("assistant", "turn 1")])
-    ids, source = recorded.token_ids, recorded.source
-    return EpisodeStart(Problem(), "7", PROMPT, (5, 6), 3, ids, source, is_whole=is_whole)
-
-
-def test_a_recorded_start_is_replayed_into_the_environment(tokenizer: PreTrainedTokenizerBase) -> None:
-    """Its first turn and observation stand; the second turn is answered by the live environment."""
-    start, environment = _recorded(tokenizer), Echo(num_answers=2)
-    episode, engine = _play(tokenizer, environment, ["-", "-", "turn 2"], start)
-    assert [conversation[-1].content for conversation in environment.seen] == ["turn 0", "turn 1", "turn 2"]
-    live = ConversationEncoder(tokenizer).between([Message("user", "said turn 1")])
-    assert episode.segments[0] == Observation(live)
-    assert engine.calls[0][0].prefix_ids == start.given_ids + live
-    assert episode.measures["turns"] == 3
-
-
-@pytest.mark.parametrize("history", ["exact", "branching"])
-def test_a_long_observation_is_the_same_cut_text_for_policy_measures_and_traces(tokenizer, history):
-    """A demonstration made from the episode holds the tokens that the policy saw, and no others."""
-    turns, limits = ["turn 0 " * 40, "turn 1"], {"max_tokens": 2000, "max_observation_tokens": 20}
-    episode, _ = _play(tokenizer, Echo(1), turns, history=history, **limits)
-    written, observed, _ = episode.completion
-    whole = f"said {written.content}"
-    assert is_cut_from(observed.content, whole) and len(observed.content) < len(whole)
-    trace = ConversationEncoder(tokenizer, history).trace(episode.completion, PROMPT)
-    assert trace.token_ids == tuple(_ids(episode))
-
-
-def test_a_method_that_hangs_in_a_thread_ends_its_episode_and_not_the_play(tokenizer: PreTrainedTokenizerBase) -> None:
-    released = threading.Event()
-    episode, _ = _play(tokenizer, with_time_limit(Echo(1, wait=released.wait), 0.05), ["turn 0"])
-    assert episode.finish_reason is FinishReason.ENVIRONMENT_ERROR
-    assert episode.fault.startswith("LateCall: respond did not end within 0.05 s")
-    assert not released.is_set()
-    released.set()
-
-
-OPENING = Message("user", "go on higher lower")
-
-
-@pytest.mark.parametrize("history", ["exact", "branching"])
-@pytest.mark.parametrize("max_tokens", range(20, 80, 6))
-def test_what_reset_adds_counts_towards_the_limit_of_the_response(tokenizer, history, max_tokens):
-    """An engine's context has room for the data's longest prompt and a whole response, and for nothing else."""
-    encoder, turns = ConversationEncoder(tokenizer, history), ["turn 0", "turn 1", "turn 2"]
-    bare = encoder.prompt(PROMPT)
-    start = EpisodeStart(Problem(), "7", PROMPT, bare, seed=3)
-    environment = Echo(2, opening=[OPENING])
-    episode, engine = _play(tokenizer, environment, turns, start, max_tokens=max_tokens, history=history)
-    check_lengths(engine.requests, SamplingParams(1.0, max_tokens, ()), len(bare) + max_tokens)
-    branches = Row(bare).played(episode).trajectory(Grade(Outcome.WRONG), 0.0).branches()
-    assert all(branch.num_tokens <= len(bare) + max_tokens for branch in branches)
-    opened = encoder.prompt([*PROMPT, OPENING])
-    if len(opened) - len(bare) >= max_tokens:
-        assert (episode.finish_reason, episode.segments, engine.calls) == (FinishReason.LENGTH, (), [])
-        assert episode.prompt_ids == bare
-    else:
-        assert engine.requests[0].prompt_ids == episode.prompt_ids == opened
-
-
-@pytest.mark.parametrize("history", ["exact", "branching"])
-def test_what_reset_adds_is_plain_text_in_every_context(tokenizer: PreTrainedTokenizerBase, history: History) -> None:
-    """The text of the stop token, too."""
-    start = EpisodeStart(Problem(), "7", PROMPT, ConversationEncoder(tokenizer, history).prompt(PROMPT), seed=3)
-    num_stops = []
-    for opening in (OPENING, Message("user", f"go{EOS}on")):
-        environment = Echo(1, opening=[opening])
-        episode, _ = _play(tokenizer, environment, ["turn 0", "turn 1"], start, history=history)
-        parts = [episode.prompt_ids, *(segment.token_ids for segment in episode.segments)]
-        num_stops.append([list(ids).count(tokenizer.eos_token_id) for ids in parts])
-    assert EOS in decode(tokenizer, episode.prompt_ids[len(start.prompt_ids) :])
-    assert num_stops[0] == num_stops[1]
-    assert any(isinstance(segment, Context) for segment in episode.segments) == (history == "branching")
+    assert len(ids_of(episode)) <= max_tokens
+    assert len(sampled(episode)) == len(engine.requests) == episode.measures["turns"]
 
 
 @pytest.mark.parametrize(
     ("num_answers", "is_whole", "max_turns", "reason", "num_sampled"),
     [
-        (1, False, 9, FinishReason.STOP, 0),
+        (1, False, 9, STOP, 0),
         (9, False, 3, FinishReason.TURNS, 1),  # the given turns count
         (9, False, 2, FinishReason.TURNS, 0),
         # What the policy would write after it is no part of the demonstration, nor is its reward.
@@ -357,31 +280,137 @@ def test_what_reset_adds_is_plain_text_in_every_context(tokenizer: PreTrainedTok
 def test_a_recorded_episode_is_measured_and_goes_on_only_where_it_may(
     tokenizer, num_answers, is_whole, max_turns, reason, num_sampled
 ):
-    start, turns = _recorded(tokenizer, is_whole), ["-", "-", "turn 2", "turn 3"]
-    episode, engine = _play(tokenizer, Echo(num_answers), turns, start, max_turns=max_turns)
+    start, turns = recorded(tokenizer, is_whole), ["-", "-", "turn 2", "turn 3"]
+    episode, engine = play(tokenizer, Echo(num_answers), turns, start, max_turns=max_turns)
     assert (episode.finish_reason, len(engine.calls)) == (reason, num_sampled)
     assert num_sampled or episode.segments == ()
     assert episode.measures == {"answers": 2.0 + num_sampled, "turns": 2.0 + num_sampled}
 
 
-def test_a_turn_that_was_begun_is_finished_and_read_as_one(tokenizer: PreTrainedTokenizerBase) -> None:
+def test_a_recorded_start_is_replayed_into_the_environment(tokenizer):
+    """Its first turn and observation stand; the second turn is answered by the live environment."""
+    start, environment = recorded(tokenizer), Echo(num_answers=2)
+    episode, engine = play(tokenizer, environment, ["-", "-", "turn 2"], start)
+    assert [conversation[-1].content for conversation in environment.seen] == ["turn 0", "turn 1", "turn 2"]
+    live = ConversationEncoder(tokenizer).between([Message("user", "said turn 1")])
+    assert episode.segments[0] == Observation(live)
+    assert engine.calls[0][0].prefix_ids == start.given_ids + live
+    assert episode.measures["turns"] == 3
+
+
+def test_a_turn_that_was_begun_is_finished_and_read_as_one(tokenizer):
     begun = tuple(encode_traces(tokenizer, ["go on"])[0][:-1])
     start = EpisodeStart(Problem(), "7", PROMPT, (5, 6), 3, begun, (Source.OFF_POLICY,) * len(begun))
     environment = Echo(num_answers=0)
-    _play(tokenizer, environment, [" higher"], start)
+    play(tokenizer, environment, [" higher"], start)
     assert environment.seen[0][-1].content == "go on higher"
 
 
-@pytest.mark.parametrize("error", [RuntimeError("a bug"), SystemExit("usage: ..."), asyncio.CancelledError()])
-def test_a_bug_ends_its_own_episode(tokenizer: PreTrainedTokenizerBase, error: BaseException) -> None:
+@EVERY_HISTORY
+def test_a_long_observation_is_the_same_cut_text_for_policy_measures_and_traces(tokenizer, history):
+    """A demonstration made from the episode holds the tokens that the policy saw, and no others."""
+    turns, limits = ["turn 0 " * 40, "turn 1"], {"max_tokens": 2000, "max_observation_tokens": 20}
+    episode, _ = play(tokenizer, Echo(1), turns, history=history, **limits)
+    written, observed, _ = episode.completion
+    whole = f"said {written.content}"
+    assert is_cut_from(observed.content, whole) and len(observed.content) < len(whole)
+    trace = ConversationEncoder(tokenizer, history).trace(episode.completion, PROMPT)
+    assert trace.token_ids == tuple(ids_of(episode))
+
+
+OPENING = Message("user", "go on higher lower")
+
+
+@EVERY_HISTORY
+@pytest.mark.parametrize("max_tokens", range(20, 80, 6))
+def test_what_reset_adds_counts_towards_the_limit_of_the_response(tokenizer, history, max_tokens):
+    """An engine's context has room for the data's longest prompt and a whole response, and for nothing else."""
+    encoder, turns = ConversationEncoder(tokenizer, history), ["turn 0", "turn 1", "turn 2"]
+    bare, opened = encoder.prompt(PROMPT), encoder.prompt([*PROMPT, OPENING])
+    start = EpisodeStart(Problem(), "7", PROMPT, bare, seed=3)
+    settings = {"max_tokens": max_tokens, "history": history}
+    episode, engine = play(tokenizer, Echo(2, opening=[OPENING]), turns, start, **settings)
+    check_lengths(engine.requests, SamplingParams(1.0, max_tokens, ()), len(bare) + max_tokens)
+    branches = Row(bare).played(episode).trajectory(Grade(Outcome.WRONG), 0.0).branches()
+    assert all(branch.num_tokens <= len(bare) + max_tokens for branch in branches)
+    if len(opened) - len(bare) >= max_tokens:
+        assert (episode.finish_reason, episode.segments, engine.calls) == (LENGTH, (), [])
+        assert episode.prompt_ids == bare
+    else:
+        assert engine.requests[0].prompt_ids == episode.prompt_ids == opened
+
+
+@EVERY_HISTORY
+def test_what_reset_adds_is_plain_text_in_every_context(tokenizer, history):
+    """The text of the stop token, too."""
+    start = EpisodeStart(Problem(), "7", PROMPT, ConversationEncoder(tokenizer, history).prompt(PROMPT), seed=3)
+    num_stops = []
+    for opening in (OPENING, Message("user", f"go{EOS}on")):
+        environment = Echo(1, opening=[opening])
+        episode, _ = play(tokenizer, environment, ["turn 0", "turn 1"], start, history=history)
+        parts = [episode.prompt_ids, *(segment.token_ids for segment in episode.segments)]
+        num_stops.append([list(ids).count(tokenizer.eos_token_id) for ids in parts])
+    assert EOS in decode(tokenizer, episode.prompt_ids[len(start.prompt_ids) :])
+    assert num_stops[0] == num_stops[1]
+    assert any(isinstance(segment, Context) for segment in episode.segments) == (history == "branching")
+
+
+# ---- failures that end one episode, or all ----
+
+NO_LIST = "and has to return a list of messages"
+RELEASED = threading.Event()
+
+
+def no_port():
+    raise OSError("no port is free")
+
+
+@pytest.mark.parametrize(
+    ("environment", "fault"),
+    [
+        (Echo(answer=RuntimeError("a bug")), "RuntimeError: a bug"),
+        (Echo(answer=SystemExit("usage: ...")), "SystemExit: usage: ..."),
+        (Echo(answer=asyncio.CancelledError()), "CancelledError"),
+        (Echo(opening=None), f"TypeError: reset returned None, {NO_LIST}"),
+        (Echo(answer="go on"), f"TypeError: respond returned 'go on', {NO_LIST}"),
+        (Echo(answer={"role": "user", "content": "go on"}), NO_LIST),
+        (Echo(answer=[]), "TypeError: respond returned no message; None says that the episode is over"),
+        (Echo(answer=[7]), "TypeError: respond returned 7 among its messages"),
+        (Echo(answer=[Message("user", 7)]), "content=7), whose role and content have to be text"),
+        (Echo(answer=[{"role": "user"}]), "respond returned the message {'role': 'user'}, whose role and content"),
+        (Echo(answer=[Message("assistant", "turn 1")]), "role assistant, which is the policy's own"),
+        (Echo(counts=[1.0]), "TypeError: counts returned [1.0], and has to return numbers by name"),
+        (Echo(counts={"score": float("nan")}), "count score is nan, which is no finite number"),
+        (Echo(counts={"score": None}), "count score is None, which is no finite number"),
+        (no_port, "OSError: no port is free"),
+        # In a thread, which hangs on.
+        (with_time_limit(Echo(1, wait=RELEASED.wait), 0.05), "LateCall: respond did not end within 0.05 s"),
+    ],
+)
+def test_a_bug_ends_its_own_episode(tokenizer, environment, fault):
     """However few others there are: how many may fail is counted over the step or the suite."""
-    made = [Echo(answer=error), Echo()]
-    episodes, _ = _play_all(tokenizer, made, ["turn 0", "turn 1"], max_failed_share=0.0)
-    assert [episode.finish_reason for episode in episodes] == [FinishReason.ENVIRONMENT_ERROR, FinishReason.STOP]
-    assert all(environment.is_closed for environment in made)
+    (bad, good), _ = play_all(tokenizer, [environment, Echo()], ["turn 0", "turn 1"], max_failed_share=0.0)
+    assert (bad.finish_reason, good.finish_reason) == (FAILED, STOP)
+    assert fault in bad.fault
+    assert environment is not no_port or bad.measures == {"turns": 0.0}
+    assert getattr(environment, "is_closed", True)
+    assert not RELEASED.is_set()
 
 
-def test_the_share_of_failures_is_that_of_all_batches_and_no_single_early_one_ends_the_stage() -> None:
+@pytest.fixture(scope="module", autouse=True)
+def released():
+    """Ends the call that hangs after the tests."""
+    yield
+    RELEASED.set()
+
+
+def test_a_weighted_count_that_is_gone_at_the_end_ends_its_own_episode(tokenizer):
+    scorer = EpisodeScorer(EpisodeScoring(weights={"answer": 1.0, "bonus": 0.1}), ("bonus",))
+    episode, _ = play(tokenizer, Echo(0), ["turn 0"], scorer=scorer)
+    assert episode.fault == "TypeError: counts returned no bonus, which environment.scoring.weights names"
+
+
+def test_the_share_of_failures_is_that_of_all_batches_and_no_single_early_one_ends_the_stage():
     share = FailedShare(EpisodeLimits(max_failed_share=0.1))
     share.add([True, False])
     share.add([True] * 2 + [False] * 28)
@@ -392,110 +421,46 @@ def test_the_share_of_failures_is_that_of_all_batches_and_no_single_early_one_en
         FailedShare(EpisodeLimits(max_failed_share=0.0)).add([True])
 
 
-@pytest.mark.parametrize(
-    ("environment", "reason"),
-    [
-        (Echo(opening=None), "reset returned None, and has to return a list of messages"),
-        (Echo(answer="go on"), "respond returned 'go on', and has to return a list of messages"),
-        (Echo(answer={"role": "user", "content": "go on"}), "and has to return a list of messages"),
-        (Echo(answer=[]), "respond returned no message; None says that the episode is over"),
-        (Echo(answer=[7]), "respond returned 7 among its messages"),
-        (Echo(answer=[Message("user", 7)]), "content=7), whose role and content have to be text"),
-        (Echo(answer=[{"role": "user"}]), "respond returned the message {'role': 'user'}, whose role and content"),
-        (Echo(answer=[Message("assistant", "turn 1")]), "role assistant, which is the policy's own"),
-        (Echo(counts=[1.0]), "counts returned [1.0], and has to return numbers by name"),
-        (Echo(counts={"score": float("nan")}), "count score is nan, which is no finite number"),
-        (Echo(counts={"score": None}), "count score is None, which is no finite number"),
-    ],
-)
-def test_what_an_environment_may_not_return_ends_its_own_episode(tokenizer, environment, reason):
-    (bad, good), _ = _play_all(tokenizer, [environment, Echo()], ["turn 0", "turn 1"])
-    assert (bad.finish_reason, good.finish_reason) == (FinishReason.ENVIRONMENT_ERROR, FinishReason.STOP)
-    assert bad.fault.startswith("TypeError: ") and reason in bad.fault
-    assert environment.is_closed
-
-
-def test_a_weighted_count_that_is_gone_at_the_end_ends_its_own_episode(tokenizer: PreTrainedTokenizerBase) -> None:
-    scorer = EpisodeScorer(EpisodeScoring(weights={"answer": 1.0, "bonus": 0.1}), ("bonus",))
-    episode, _ = _play(tokenizer, Echo(0), ["turn 0"], scorer=scorer)
-    assert episode.fault == "TypeError: counts returned no bonus, which environment.scoring.weights names"
-
-
-def test_mappings_are_messages_and_numbers_of_numpy_are_numbers(tokenizer: PreTrainedTokenizerBase) -> None:
-    environment = Echo(
-        answer=[{"role": "user", "content": "go\x00on \ud83d"}],
-        counts={"half": np.float32(0.5), "one": np.int64(1), "yes": np.bool_(True)},
-    )
-    episode, _ = _play(tokenizer, environment, ["turn 0", "turn 1"])
+def test_mappings_are_messages_and_numbers_of_numpy_are_numbers(tokenizer):
+    counts = {"half": np.float32(0.5), "one": np.int64(1), "yes": np.bool_(True)}
+    environment = Echo(answer=[{"role": "user", "content": "go\x00on \ud83d"}], counts=counts)
+    episode, _ = play(tokenizer, environment, ["turn 0", "turn 1"])
     assert episode.completion[1] == Message("user", "go\ufffdon \ufffd")
     assert episode.measures == {"half": 0.5, "one": 1.0, "yes": 1.0, "turns": 2.0}
     assert {type(value) for value in episode.measures.values()} == {float}
 
 
-def test_an_environment_that_cannot_be_made_ends_its_own_episode(tokenizer: PreTrainedTokenizerBase) -> None:
-    class NoPort(Echo):
-        def __init__(self) -> None:
-            raise OSError("no port is free")
-
-    left = iter([NoPort, Echo])
-    player = EpisodePlayer(lambda: next(left)(), ConversationEncoder(tokenizer), EpisodeLimits(), SCORER)
-    params = SamplingParams(1.0, 99, stop_token_ids(tokenizer))
-    bad, good = player.play([START] * 2, Scripted(tokenizer, ["turn 0", "turn 1"]), params)
-    assert (bad.fault, bad.measures) == ("OSError: no port is free", {"turns": 0.0})
-    assert good.finish_reason is FinishReason.STOP
-
-
-def test_what_the_user_has_to_mend_and_what_the_environment_has_lost_are_raised_at_once(tokenizer) -> None:
-    with pytest.raises(DataError, match="has no number"):
-        _play(tokenizer, Echo(opening=DataError("the problem has no number")), ["turn 0"])
-    with pytest.raises(LostError, match="no answer"):
-        _play(tokenizer, Echo(answer=LostError("http://tool: no answer")), ["turn 0"])
-
-
-class Breaking(Scripted):
-    def generate(self, requests: Sequence[RolloutRequest], params: SamplingParams) -> list[Completion]:
-        raise LuffyError("the engine broke")
-
-
 @pytest.mark.parametrize("lanes", [0, 2])
-def test_a_failure_of_the_engine_closes_all_environments(tokenizer: PreTrainedTokenizerBase, lanes: int) -> None:
-    made = [Echo() for _ in range(5)]
-    with pytest.raises(LuffyError, match="the engine broke"):
-        _play_all(tokenizer, made, ["-"], lanes=lanes, policy=Breaking)
-    assert all(environment.is_closed for environment in made)
+@pytest.mark.parametrize(
+    ("environment", "policy", "error"),
+    [
+        (Echo(opening=DataError("the problem has no number")), Scripted, DataError),  # the user has to mend it
+        (Echo(answer=LostError("http://tool: no answer")), Scripted, LostError),
+        (Echo(), Breaking, LuffyError),
+    ],
+)
+def test_what_no_other_episode_would_survive_is_raised_at_once_and_closes_all(
+    tokenizer, lanes, environment, policy, error
+):
+    made = [copy.copy(environment) for _ in range(5)]
+    with pytest.raises(error, match=r"has no number|no answer|the engine broke"):
+        play_all(tokenizer, made, ["turn 0", "turn 1"], lanes=lanes, policy=policy)
+    assert all(each.is_closed for each in made)
 
 
-def test_in_lockstep_a_call_has_the_turns_of_all_episodes_in_their_order(tokenizer: PreTrainedTokenizerBase) -> None:
+def test_in_lockstep_a_call_has_the_turns_of_all_episodes_in_their_order(tokenizer):
     """Whichever tool answers first."""
     first_answered = threading.Event()
     slow, quick = Echo(1, wait=lambda: first_answered.wait(PATIENCE_S)), Echo(1, wait=first_answered.set)
     starts = [EpisodeStart(Problem(), "7", PROMPT, (seed,), seed) for seed in (1, 2)]
-    _, engine = _play_all(tokenizer, [slow, quick], ["turn 0", "turn 1"], starts)
+    _, engine = play_all(tokenizer, [slow, quick], ["turn 0", "turn 1"], starts)
     assert [[request.prompt_ids for request in call] for call in engine.calls] == [[(1,), (2,)], [(1,), (2,)]]
 
 
-def test_with_lanes_a_slow_tool_holds_up_its_own_episode_alone(tokenizer: PreTrainedTokenizerBase) -> None:
+def test_with_lanes_a_slow_tool_holds_up_its_own_episode_alone(tokenizer):
     """The slow tool answers only when the other episode is over."""
     over = threading.Event()
-
-    class Quick(Echo):
-        async def close(self) -> None:
-            over.set()
-
-    made = [Echo(1, wait=lambda: over.wait(PATIENCE_S)), Quick(3)]
-    episodes, _ = _play_all(tokenizer, made, [f"turn {number}" for number in range(4)], lanes=2)
+    made = [Echo(1, wait=lambda: over.wait(PATIENCE_S)), Echo(3, end=over.set)]
+    episodes, _ = play_all(tokenizer, made, [f"turn {number}" for number in range(4)], lanes=2)
     assert over.is_set()
     assert [episode.measures["turns"] for episode in episodes] == [2.0, 4.0]
-
-
-def test_a_transcript_tells_turns_apart(tokenizer: PreTrainedTokenizerBase) -> None:
-    episode, _ = _play(tokenizer, Echo(1), ["turn 0", "turn 1"])
-    source = [
-        Source.ENVIRONMENT if isinstance(segment, Observation) else Source.ON_POLICY
-        for segment in episode.segments
-        for _ in segment.token_ids
-    ]
-    shown = transcript(_ids(episode), source, lambda ids: decode(tokenizer, ids))
-    assert shown == "--- policy ---\nturn 0\n--- environment ---\nsaid turn 0\n--- policy ---\nturn 1"
-    assert turns_of(shown) == [("policy", "turn 0\n"), ("environment", "said turn 0\n"), ("policy", "turn 1")]
-    assert turns_of("7 --- policy ---") == [("", "7 --- policy ---")]

@@ -1,30 +1,48 @@
-"""Episodes with tools: what the policy is told, what is counted, and what is freed at the end."""
+"""Episodes with tools: what the policy is told, what is counted, what is freed at the end, and what is played again."""
 
 import asyncio
 import contextlib
 import io
+import json
+import pickle
 import threading
 from dataclasses import dataclass, replace
 
 import pytest
 from support.patience import PATIENCE_S, wait_until
+from support.stages import CONFIGS
 from synthetic import sample_tools
 
-from luffy.config.environment import ToolsEnvironment
+from luffy.config import load_experiment
+from luffy.config.data import ArithmeticSource, DataConfig, GuessNumberSource
+from luffy.config.environment import GuessNumberEnvironment, ToolsEnvironment
+from luffy.config.execution import ExecutionConfig, TrackingConfig
+from luffy.config.grading import ExactGrader, GradingConfig
 from luffy.config.sandbox import SandboxConfig
+from luffy.config.settings import PrepareDataSettings
+from luffy.data.conversations import cut
+from luffy.data.parquet import read_prompts, write_prompts
+from luffy.data.row_filters import Replayed
+from luffy.data.sources import open_source
 from luffy.environments.call_formats import HermesCalls, ToolCall
 from luffy.environments.limits import MOST_HANGING
 from luffy.environments.registry import instructions_of, open_environment
 from luffy.environments.tool_functions import tool_of
 from luffy.environments.tools import ToolEpisode, ToolRunner, python_tool
-from luffy.errors import LuffyError
+from luffy.environments.trace_replay import EnvironmentReplayer
+from luffy.errors import LostError, LuffyError
 from luffy.grading.request import Problem
+from luffy.pipeline.events import EventWriter
 from luffy.sandbox import ExecutionStatus
-from luffy.types import Message
+from luffy.stages.prepare_data import run
+from luffy.stages.program import StageContext
+from luffy.types import Message, Prompt, Trace
 
-SHORT_S = 0.05
+SHORT = {"timeout_s": 0.05}
 """Limit of calls that are meant to reach it."""
 PROBLEM = Problem(data_source="cities")
+UNCONFINED = SandboxConfig(kind="unsafe_local", unsafe_local=True)
+"""The tests' own code is trusted, and `bwrap` is not installed everywhere."""
 
 
 @pytest.fixture(autouse=True)
@@ -41,9 +59,13 @@ def hanging_threads():
     return [thread for thread in threading.enumerate() if thread.name == "limited call"]
 
 
+def tools(*names, **settings):
+    paths = tuple(name if name in ("calculator", "python") else f"synthetic.sample_tools:{name}" for name in names)
+    return ToolsEnvironment(kind="tools", tools=paths, **{"timeout_s": PATIENCE_S, **settings})
+
+
 def opened(*names, **settings):
-    paths = tuple(name if name == "calculator" else f"synthetic.sample_tools:{name}" for name in names)
-    return open_environment(ToolsEnvironment(kind="tools", tools=paths, **{"timeout_s": PATIENCE_S, **settings}))
+    return open_environment(tools(*names, **settings))
 
 
 async def turns(environment, *contents):
@@ -67,35 +89,66 @@ def call(name, **arguments):
     return HermesCalls().render([ToolCall(name, arguments)])
 
 
-def result(text):
-    return f"<tool_response>\n{text}\n</tool_response>"
+def result(*texts):
+    return "\n".join(f"<tool_response>\n{text}\n</tool_response>" for text in texts)
 
 
-def test_a_call_is_answered_and_a_turn_without_one_ends_the_episode():
-    answers, counts = play(opened("calculator"), call("calculator", expression="6*7"), "The answer is 42.")
-    assert answers == [result("42"), None]
-    assert counts == {"tool_calls": 1, "tool_calls/calculator": 1}
+REMEMBER = call("remember", text="a")
+IN_ORDER = REMEMBER + call("slow_echo", text="b", seconds=0.01) + call("remember", text="c")
+THREE = {"tool_calls": 3, "tool_calls/remember": 2, "tool_calls/slow_echo": 1}
+TOO_MANY = {"tool_calls": 5, "tool_calls/remember": 2, "tool_errors": 3, "tool_errors/not_run": 3}
+SHORTER, LATE = {"timeout_s": 0.02}, {"tool_errors": 1, "tool_errors/timed_out": 1}
+ALPHABET = call("echo", text="abcdefghijklmnopqrstuvwxyz")
 
 
-def test_calls_of_a_turn_run_in_order_and_are_answered_in_one_message():
-    made = opened("remember", "slow_echo")
-    turn = call("remember", text="a") + call("slow_echo", text="b", seconds=0.01) + call("remember", text="c")
-    answers, counts = play(made, turn)
-    assert answers == ["\n".join(map(result, ("1", "b", "2")))]
-    assert counts == {"tool_calls": 3, "tool_calls/remember": 2, "tool_calls/slow_echo": 1}
+def once(name, **more):
+    return {"tool_calls": 1, f"tool_calls/{name}": 1, **more}
 
 
 @pytest.mark.parametrize(
-    ("name", "arguments", "text"),
+    ("names", "settings", "contents", "answers", "counts"),
     [
-        ("echo", {"text": "ä"}, "ä"),
-        ("structure", {"size": 1}, '{"größe": 1, "list": [null, true]}'),
-        ("nothing", {}, "null"),
-        ("decorated", {"number": 2}, "4"),
+        # A turn without a call ends the episode.
+        (["calculator"], {}, [call("calculator", expression="6*7"), "42."], [result("42"), None], once("calculator")),
+        # Calls of a turn run in order and are answered in one message.
+        (["remember", "slow_echo"], {}, [IN_ORDER], [result("1", "b", "2")], THREE),
+        # Text is shown as it is, and other results as JSON.
+        (["echo"], {}, [call("echo", text="ä")], [result("ä")], once("echo")),
+        (
+            ["structure"],
+            {},
+            [call("structure", size=1)],
+            [result('{"größe": 1, "list": [null, true]}')],
+            once("structure"),
+        ),
+        (["nothing"], {}, [call("nothing")], [result("null")], once("nothing")),
+        (["decorated"], {}, [call("decorated", number=2)], [result("4")], once("decorated")),
+        (["thread_name"], {}, [call("thread_name")], [result("limited call")], once("thread_name")),
+        # A call past its limit is given up.
+        *(
+            ([name], SHORTER, [call(name)], [result(f"Error: {name} did not end within 0.02 s")], once(name, **LATE))
+            for name in ("hang", "stubborn")
+        ),
+        # Too many calls in a turn are not run.
+        (
+            ["remember"],
+            {"max_calls": 2},
+            [REMEMBER * 5],
+            [result("1", "2", "Error: 3 more calls were not run; a turn may have 2")],
+            TOO_MANY,
+        ),
+        # A long result is cut in the middle and says so.
+        (
+            ["echo"],
+            {"max_result_characters": 10},
+            [ALPHABET],
+            [result("abcde\n... [16 characters left out] ...\nvwxyz")],
+            once("echo", tool_results_cut=1),
+        ),
     ],
 )
-def test_text_is_shown_as_it_is_and_other_results_as_json(name, arguments, text):
-    assert play(opened(name), call(name, **arguments))[0] == [result(text)]
+def test_calls_are_answered_and_counted(names, settings, contents, answers, counts):
+    assert play(opened(*names, **settings), *contents) == (answers, counts)
 
 
 @pytest.mark.parametrize(
@@ -125,11 +178,16 @@ def test_a_failed_call_is_told_to_the_policy_and_counted_by_its_kind(turn, kind,
     assert counts["tool_calls"] == 2 and counts["tool_errors"] == counts[f"tool_errors/{kind}"] == 1
 
 
-@pytest.mark.parametrize("name", ["hang", "stubborn"])
-def test_a_call_past_its_limit_is_given_up(name):
-    answers, counts = play(opened(name, timeout_s=0.02), call(name))
-    assert answers == [result(f"Error: {name} did not end within 0.02 s")]
-    assert counts == {"tool_calls": 1, f"tool_calls/{name}": 1, "tool_errors": 1, "tool_errors/timed_out": 1}
+@pytest.mark.parametrize(
+    ("name", "fault"),
+    [
+        ("lose_service", "the service is gone"),
+        ("half_asynchronous", "half_asynchronous returns an awaitable, so it has to be defined with `async"),
+    ],
+)
+def test_a_fault_of_a_tool_or_of_what_it_depends_on_is_no_answer_to_the_policy(name, fault):
+    with pytest.raises(LuffyError, match=fault):
+        play(opened(name), call(name))
 
 
 def test_a_slow_tool_does_not_hold_up_other_episodes():
@@ -145,14 +203,15 @@ def test_a_slow_tool_does_not_hold_up_other_episodes():
     assert asyncio.run(both()) == ([[result("a")]] * 3, [result("released")])
 
 
-def test_calls_that_never_end_do_not_pile_up():
-    made = opened("hang", timeout_s=SHORT_S)
+def test_calls_that_never_end_do_not_pile_up_nor_keep_the_process():
+    made = opened("hang", **SHORT)
 
     async def flood():
         return await asyncio.gather(*(turns(made(), call("hang")) for _ in range(MOST_HANGING)))
 
     asyncio.run(flood())
     assert len(hanging_threads()) == MOST_HANGING
+    assert all(thread.daemon for thread in hanging_threads())
     with pytest.raises(LuffyError, match=rf"run past environment\.timeout_s: hang \({MOST_HANGING}\)"):
         play(made, call("hang"))
     sample_tools.RELEASED.set()
@@ -166,9 +225,9 @@ def test_a_cancelled_episode_is_closed_and_its_call_given_up():
     async def cancelled():
         environment = made()
         await environment.reset(PROBLEM)
-        await environment.respond([Message("assistant", call("remember", text="a"))])
+        await environment.respond([Message("assistant", REMEMBER)])
         waiting = asyncio.create_task(environment.respond([Message("assistant", call("hang"))]))
-        await asyncio.sleep(SHORT_S)
+        await asyncio.sleep(SHORT["timeout_s"])
         waiting.cancel()
         with pytest.raises(asyncio.CancelledError):
             await waiting
@@ -178,34 +237,12 @@ def test_a_cancelled_episode_is_closed_and_its_call_given_up():
     assert sample_tools.CLOSED == ["cities"]
 
 
-@pytest.mark.parametrize(
-    ("name", "fault"),
-    [
-        ("lose_service", "the service is gone"),
-        ("half_asynchronous", "half_asynchronous returns an awaitable, so it has to be defined with `async"),
-    ],
-)
-def test_a_fault_of_a_tool_or_of_what_it_depends_on_is_no_answer_to_the_policy(name, fault):
-    with pytest.raises(LuffyError, match=fault):
-        play(opened(name), call(name))
-
-
-def test_too_many_calls_in_a_turn_are_not_run():
-    answers, counts = play(opened("remember", max_calls=2), call("remember", text="a") * 5)
-    assert answers == ["\n".join(map(result, ("1", "2", "Error: 3 more calls were not run; a turn may have 2")))]
-    assert counts == {"tool_calls": 5, "tool_calls/remember": 2, "tool_errors": 3, "tool_errors/not_run": 3}
-
-
-def test_a_long_result_is_cut_in_the_middle_and_says_so():
-    answers, counts = play(opened("echo", max_result_characters=10), call("echo", text="abcdefghijklmnopqrstuvwxyz"))
-    assert answers == [result("abcde\n... [16 characters left out] ...\nvwxyz")]
-    assert counts["tool_results_cut"] == 1 and "tool_errors" not in counts
-
-
-def test_each_episode_has_its_own_state():
-    made = opened("remember")
-    first, second = play(made, *[call("remember", text="a")] * 3), play(made, call("remember", text="a"))
-    assert first[0] == [result("1"), result("2"), result("3")] and second[0] == [result("1")]
+def test_each_episode_has_its_own_state_and_counts_of_every_name_from_the_start():
+    made = opened("remember", "calculator")
+    assert play(made, *[REMEMBER] * 3)[0] == [result("1"), result("2"), result("3")]
+    assert play(made, REMEMBER)[0] == [result("1")]
+    names = {"tool_calls", "tool_errors", "tool_calls/remember", "tool_calls/calculator", "tool_errors/timed_out"}
+    assert names <= set(made().counts())
 
 
 def test_what_tools_opened_is_closed_in_reverse_and_a_failure_is_logged(caplog):
@@ -219,18 +256,6 @@ def test_a_late_tool_learns_that_its_episode_has_ended():
     asyncio.run(turns(environment))
     with pytest.raises(RuntimeError, match="the episode has ended"):
         environment._state.on_close(print)
-
-
-def test_counts_have_every_name_from_the_start():
-    names = set(opened("echo", "calculator")().counts())
-    assert {"tool_calls", "tool_errors", "tool_calls/echo", "tool_calls/calculator", "tool_errors/timed_out"} <= names
-
-
-def test_functions_run_in_a_thread_and_do_not_keep_the_process():
-    answers, _ = play(opened("thread_name"), call("thread_name"))
-    assert answers == [result("limited call")]
-    play(opened("hang", timeout_s=SHORT_S), call("hang"))
-    assert all(thread.daemon for thread in hanging_threads()) and hanging_threads()
 
 
 # ---- the tool `python`: a session an episode ----
@@ -305,17 +330,12 @@ def test_a_sandbox_that_does_not_start_is_a_fault_of_the_environment():
         play(python(fails), call("python", code="1"))
 
 
-def test_the_policy_sees_code_as_the_one_parameter():
+def test_episodes_have_interpreters_of_their_own_in_every_event_loop():
+    config = tools("python", sandbox=UNCONFINED, timeout_s=0.001)
     schema = tool_of(python_tool(TrustedSession)).schema["function"]
     assert schema["name"] == "python" and list(schema["parameters"]["properties"]) == ["code"]
-
-
-def test_episodes_have_interpreters_of_their_own_in_every_event_loop():
-    """Unconfined: the test's own code is trusted, and `bwrap` is not installed everywhere."""
-    unconfined = SandboxConfig(kind="unsafe_local", unsafe_local=True)
-    config = ToolsEnvironment(kind="tools", tools=("python",), sandbox=unconfined, timeout_s=0.001)
-    make = open_environment(config)
     assert '"name": "python"' in instructions_of(config)
+    make = open_environment(config)
     stores, asks = (
         [call("python", code=code) for code in codes] for codes in (("x = 6", "x * 7"), ("'x' in globals()",))
     )
@@ -325,3 +345,124 @@ def test_episodes_have_interpreters_of_their_own_in_every_event_loop():
 
     for _ in range(2):
         assert asyncio.run(both()) == [[result(""), result("42")], [result("False")]]
+
+
+# ---- demonstrations played again: what is answered otherwise than recorded is found, counted, and rejected ----
+
+SAME, DIFFERS = [Replayed.SAME], [Replayed.DIFFERS]
+GAME = GuessNumberEnvironment(kind="guess_number")
+
+
+def games(**settings):
+    return list(open_source(GuessNumberSource(kind="guess_number", num_prompts=60, **settings), "train", 3).rows())
+
+
+def long_games(count):
+    """Games that take more than one guess."""
+    return [prompt for prompt in games(high=31) if len(prompt.traces[0].turns) > 1][:count]
+
+
+def forged(prompt):
+    """The game with its first answer turned round."""
+    (trace,) = prompt.traces
+    told = {"higher": "lower", "lower": "higher"}[trace.turns[1].content]
+    turns = (trace.turns[0], Message("user", told), *trace.turns[2:])
+    return replace(prompt, traces=(replace(trace, turns=turns),))
+
+
+def replayed(config, *prompts):
+    return EnvironmentReplayer(config).replay(prompts)
+
+
+def test_a_forged_answer_is_found():
+    first, second, third = long_games(3)
+    with_single_turn = replace(third, traces=(*third.traces, Trace(third.ground_truth, "me")))
+    expected = [SAME, DIFFERS, [Replayed.SAME, None]]
+    assert replayed(GAME, first, forged(second), with_single_turn) == expected
+    assert pickle.loads(pickle.dumps(EnvironmentReplayer(GAME))).replay([first, forged(second)]) == expected[:2]
+
+
+def calling(tool, arguments, answers):
+    """A demonstration with these calls and recorded results."""
+    syntax, made = HermesCalls(), []
+    for given, answer in zip(arguments, answers, strict=True):
+        made += [Message("assistant", syntax.render([ToolCall(tool, given)])), *syntax.results([answer])]
+    made.append(Message("assistant", r"\boxed{42}"))
+    return Prompt("u", "calls", (Message("user", "6 * 7"),), "42", (Trace("", "me", turns=tuple(made)),))
+
+
+CUT = cut("0123\ufffd", 892, "tokens", "\ufffd6789")
+"""Of a recorded answer; the whole one matches it."""
+
+
+@pytest.mark.parametrize(
+    ("codes", "answers", "found"),
+    [
+        (["x = 6", "x * 7"], ["", "42"], SAME),
+        (["x = 6", "x * 7"], ["", "41"], DIFFERS),
+        (["print('0123456789' * 90)"], [CUT], SAME),
+        (["print('0123456789' * 90, 8)"], [CUT], DIFFERS),
+    ],
+)
+def test_a_python_session_is_played_again_in_a_sandbox(codes, answers, found):
+    demonstration = calling("python", [{"code": code} for code in codes], answers)
+    assert replayed(tools("python", sandbox=UNCONFINED), demonstration) == [found]
+
+
+def test_an_environment_that_fails_is_told_from_one_that_answers_otherwise_and_a_lost_one_says_nothing(caplog):
+    assert replayed(tools("fail_for_good"), calling("fail_for_good", [{}], ["42"])) == [[Replayed.CRASHED]]
+    assert "cannot be played again" in caplog.text
+    with pytest.raises(LostError, match="the service is gone"):
+        replayed(tools("lose_service"), calling("lose_service", [{}], ["42"]))
+
+
+@pytest.mark.parametrize(("rule", "num_kept"), [("off", 10), ("keep", 10), ("reject", 8)])
+def test_prepared_traces_are_counted_and_kept_or_rejected_by_rule(tmp_path, rule, num_kept):
+    prompts, file, out = long_games(10), tmp_path / "games.parquet", tmp_path / "out"
+    write_prompts(file, [*map(forged, prompts[:2]), *prompts[2:]])
+    data = DataConfig.model_validate(
+        {
+            "train": {"kind": "file", "path": str(file)},
+            "suites": {"games": {"kind": "guess_number", "num_prompts": 2, "high": 15}},
+            "max_prompt_tokens": 64,
+            "max_trace_tokens": 64,
+            "replay_traces": rule,
+        }
+    )
+    grading = GradingConfig(kind=ExactGrader())
+    settings = PrepareDataSettings(
+        seed=7, data=data, grading=grading, model_path=None, chat_template=None, environment=GAME
+    )
+    out.mkdir()
+    execution, events = ExecutionConfig(data_workers=1), EventWriter(out / "events.jsonl")
+    run(settings, StageContext(out, {}, "key", "prepare_data", execution, TrackingConfig(), events))
+    assert len(read_prompts(out / "train.parquet")) == num_kept
+    card = json.loads((out / "card.json").read_text())["sources"]["train"]
+    assert card["replays"] == ({} if rule == "off" else {"same": 8, "differs": 2})
+    assert card["rejected_traces"] == ({"trace_replay_differs": 2} if rule == "reject" else {})
+    assert ("| traces played again | differs | 2 |" in (out / "card.md").read_text()) == (rule != "off")
+
+
+def shipped(experiment):
+    return load_experiment(CONFIGS / experiment).environment
+
+
+def test_the_calculator_answers_what_the_teacher_recorded():
+    operations = {"add": 1.0, "reverse": 1.0, "multiply": 2.0}
+    settings = {"num_prompts": 60, "num_operations": (1, 3), "operations": operations, "by_calculator": ("multiply",)}
+    source = ArithmeticSource(kind="arithmetic", **settings)
+    prompts = [prompt for prompt in open_source(source, "train", 3).rows() if prompt.traces[0].turns]
+    assert len(prompts) > 30
+    assert replayed(shipped("tools.yaml"), *prompts) == [SAME] * len(prompts)
+    for prompt in prompts:
+        assert prompt.traces[0].reply.endswith(rf"\boxed{{{prompt.ground_truth}}}")
+        num_products = prompt.messages[0].content.count("*")
+        assert sum("<tool_call>" in turn.content for turn in prompt.traces[0].turns) == num_products > 0
+
+
+def test_the_game_answers_what_the_player_recorded_who_finds_every_number_in_six_guesses():
+    assert replayed(shipped("guess_number.yaml"), *games()) == [SAME] * 60
+    assert all(prompt.traces[0].reply == prompt.ground_truth for prompt in games())
+    for player, share in (("bisecting", 1.0), ("random", 0.4)):
+        found = [prompt.traces[0].reply == prompt.ground_truth for prompt in games(player=player, max_turns=6)]
+        assert all(found) if share == 1.0 else sum(found) < share * len(found)

@@ -1,26 +1,28 @@
-"""Functions as tools: their schemas, how arguments are checked, and what is refused when a tool is loaded."""
+"""Functions as tools: their schemas, how arguments are checked, what is refused when a tool is loaded; the calculator.
+
+The calculator is exact against fractions, and bounded against everything else.
+"""
 
 import functools
 import json
+import operator
+from fractions import Fraction
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from pydantic import TypeAdapter
+from support.refusals import refused
 from synthetic import sample_tools
 from synthetic.sample_tools import Unit
 from transformers.utils import get_json_schema
 
+from luffy.environments.calculator import calculator
 from luffy.environments.tool_functions import BUILT_IN_TOOLS, WrongArguments, load_tools, schema_of, tool_of
-from luffy.errors import ConfigError
 
 EVERY_TYPE = {
-    "text": "a",
-    "count": 3,
-    "share": 0.5,
-    "flag": True,
-    "numbers": [1, 2],
-    "names": {"a": ["b"]},
-    "unit": "km",
-}
+    "text": "a", "count": 3, "share": 0.5, "flag": True, "numbers": [1, 2], "names": {"a": ["b"]}, "unit": "km",
+}  # fmt: skip
 
 
 def load(name):
@@ -82,43 +84,31 @@ def test_arguments_become_what_the_annotations_say():
     assert type(load("every_type").read({**EVERY_TYPE, "share": 2})["share"]) is float
 
 
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("text", 3),
-        ("count", "3"),
-        ("count", 3.0),
-        ("count", True),
-        ("count", None),
-        ("share", "0.5"),
-        ("share", True),
-        ("flag", 1),
-        ("flag", "true"),
-        ("numbers", [1, "2"]),
-        ("numbers", {"a": 1}),
-        ("names", {"a": "b"}),
-        ("unit", "metres"),
-        ("unit", 1),
-        ("maybe", "none"),
-        ("level", 3),
-        ("level", "1"),
-        ("text", "\ud800"),
-        ("numbers", functools.reduce(lambda inner, _: [inner], range(300), [])),
-    ],
-)
-def test_a_value_of_another_type_is_refused_by_name(name, value):
-    assert rejection("every_type", {**EVERY_TYPE, name: value}).startswith(f"`{name}`: ")
+NESTED = functools.reduce(lambda inner, _: [inner], range(300), [])
+REJECTED = {
+    "text": (3, "\ud800"),
+    "count": ("3", 3.0, True, None),
+    "share": ("0.5", True),
+    "flag": (1, "true"),
+    "numbers": ([1, "2"], {"a": 1}, NESTED),
+    "names": ({"a": "b"},),
+    "unit": ("metres", 1),
+    "maybe": ("none",),
+    "level": (3, "1"),
+}
 
 
-def test_every_argument_that_does_not_fit_is_named_at_once():
-    message = rejection("weather", {"unit": "kelvin", "place": "Rome"})
-    assert message == (
+@pytest.mark.parametrize("name", REJECTED)
+def test_a_value_of_another_type_is_refused_by_name(name):
+    for value in REJECTED[name]:
+        assert rejection("every_type", {**EVERY_TYPE, name: value}).startswith(f"`{name}`: "), value
+
+
+def test_every_argument_that_does_not_fit_is_named_at_once_and_in_bounded_length():
+    assert rejection("weather", {"unit": "kelvin", "place": "Rome"}) == (
         "missing argument `location`; unknown argument `place`; `unit`: Input should be 'celsius' or 'fahrenheit' "
         "(it takes location, unit)"
     )
-
-
-def test_many_or_long_unknown_arguments_do_not_make_a_long_message():
     assert len(rejection("echo", {f"{index}{'x' * 5000}": 1 for index in range(500)})) < 500
 
 
@@ -161,26 +151,84 @@ def test_an_asynchronous_function_is_known_as_one_also_if_a_decorator_made_it_so
         ("no_such_thing", "cannot be imported"),
     ],
 )
-def test_a_function_that_cannot_be_a_tool_is_refused_in_one_line(name, words):
-    with pytest.raises(ConfigError) as caught:
+def test_a_function_that_cannot_be_a_tool_is_refused(name, words):
+    with refused("" if name == "no_such_thing" else f"environment.tools: synthetic.sample_tools:{name}", words):
         load(name)
-    message = str(caught.value)
-    assert words in message and "\n" not in message
-    assert message.startswith(f"environment.tools: synthetic.sample_tools:{name}") or name == "no_such_thing"
 
 
-def test_a_tool_is_imported_from_the_working_directory_and_a_module_that_fails_is_named(tmp_path, monkeypatch):
+def test_tools_are_built_in_or_imported_from_the_working_directory_each_name_once(tmp_path, monkeypatch):
     (tmp_path / "tools_of_this_directory.py").write_text('def add(a: int) -> int:\n    """Add."""\n    return a + 1\n')
     (tmp_path / "broken_tools_module.py").write_text("1 / 0")
     monkeypatch.chdir(tmp_path)
     assert list(load_tools(["tools_of_this_directory:add"], "environment.tools")) == ["add"]
-    with pytest.raises(ConfigError, match="broken_tools_module fails on import: ZeroDivisionError"):
-        load_tools(["broken_tools_module:tool"], "environment.tools")
-
-
-def test_built_in_tools_are_loaded_by_name_and_two_of_one_name_are_refused():
     assert list(load_tools(["calculator"], "environment.tools")) == list(BUILT_IN_TOOLS)
-    with pytest.raises(ConfigError, match=r"no built-in tool 'calcluator'; there are: calculator; .*module:function"):
-        load_tools(["calcluator"], "environment.tools")
-    with pytest.raises(ConfigError, match="two tools are called echo"):
-        load_tools(["synthetic.sample_tools:echo"] * 2, "environment.tools")
+    for paths, words in (
+        (["broken_tools_module:tool"], "broken_tools_module fails on import: ZeroDivisionError"),
+        (["calcluator"], "no built-in tool 'calcluator'; there are: calculator; "),
+        (["synthetic.sample_tools:echo"] * 2, "two tools are called echo"),
+    ):
+        with refused(words):
+            load_tools(paths, "environment.tools")
+
+
+# ---- the calculator ----
+
+OPERATIONS = {"+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.truediv}
+NUMBERS = st.one_of(
+    st.integers(0, 10**6).map(str), st.decimals(0, 1000, places=3, allow_nan=False).map(lambda value: f"{value:f}")
+)
+
+
+RESULTS = {
+    "1+1": "2", "0.1 + 0.2": "0.3", "(3 + 4.5) * 2": "15", "2**100": "1267650600228229401496703205376",
+    "2**-3": "0.125", "-7 // 2": "-4", "7 % -3": "-2", "10 - -2": "12", "1e3": "1000", "5 ÷ 2 × 3 − 1": "6.5",
+    "1/3": "0.333333333333 (rounded)", "-2/3": "-0.666666666667 (rounded)",
+    "10**20 + 1/3": "1.00000000000e20 (rounded)",
+    "99999999999999/10**13 + 1/10**40": "10 (rounded)", "10**100": "1.00000000000e100 (rounded)",
+    "1/10**30": "1.00000000000e-30 (rounded)", "0**0": "1",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("expression", RESULTS)
+def test_results_are_exact_where_they_are_short(expression):
+    assert calculator(expression) == RESULTS[expression]
+
+
+@st.composite
+def expressions(draw, depth=4):
+    """An expression, and its value by fractions; None where it divides by zero."""
+    if depth == 0 or draw(st.booleans()):
+        written = draw(NUMBERS)
+        return written, Fraction(written)
+    left, left_value = draw(expressions(depth=depth - 1))
+    right, right_value = draw(expressions(depth=depth - 1))
+    sign = draw(st.sampled_from(sorted(OPERATIONS)))
+    known = left_value is not None and right_value is not None and (sign != "/" or right_value != 0)
+    return f"({left} {sign} {right})", OPERATIONS[sign](left_value, right_value) if known else None
+
+
+@given(expressions())
+def test_every_expression_has_the_value_that_fractions_give_it(pair):
+    expression, value = pair
+    if value is None:
+        with pytest.raises(ValueError, match="division by zero"):
+            calculator(expression)
+        return
+    text = calculator(expression)
+    shown = Fraction(text.removesuffix(" (rounded)"))
+    assert shown == value or (text.endswith("(rounded)") and abs(shown - value) <= abs(value) / 10**11)
+
+
+TOO_LARGE = ("9**9**9", "9**99999999", "2**4097", "(1/3)**9999", "1e9999999999", "9" * 1001, "9**999 * " * 100 + "1")
+UNDEFINED = ("1/0", "1//0", "1 % 0", "0**-1", "2**0.5")
+TOO_LONG = ("(" * 900, "(" * 400 + "1" + ")" * 400, "-" * 999 + "1", "1+" * 499 + "1")
+NO_ARITHMETIC = (
+    *("", "   ", "()", "1 +", "1 2", "(1)(2)", "1,2", "3 ^ 2", "e", "0x10", "1_000", "1j", "1 if 1 else 2"),
+    *("__import__('os').system('true')", "[1][0]", "1\x00", "\ud800", "１"),
+)
+
+
+@pytest.mark.parametrize("expression", [*TOO_LARGE, *UNDEFINED, *TOO_LONG, *NO_ARITHMETIC])
+def test_what_is_no_short_arithmetic_is_refused_in_one_line(expression):
+    with pytest.raises(ValueError, match=r"\A[^\n]{5,120}\Z"):
+        calculator(expression)

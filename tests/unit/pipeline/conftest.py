@@ -4,36 +4,15 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from pathlib import Path
 
 import pytest
-from synthetic.finished_stages import begin, finish, finish_all
+from support.stages import CONFIGS
 
-from luffy.config import ExperimentConfig, load_experiment
+from luffy.config import load_experiment
 from luffy.pipeline.experiment import Experiment, open_experiment
-from luffy.pipeline.plan import StagePlan
 from luffy.pipeline.workspace import Workspace
 
-SMOKE = Path(__file__).parents[3] / "exp_configs" / "smoke.yaml"
-HOLD = """
-import sys, time
-from pathlib import Path
-from luffy.pipeline.lock import stage_lock
-
-with stage_lock(Path(sys.argv[1])):
-    print("locked", flush=True)
-    time.sleep(7200)
-"""
-
-
-@pytest.fixture(scope="session")
-def smoke() -> ExperimentConfig:
-    return load_experiment(SMOKE)
-
-
-@pytest.fixture
-def smoke_path() -> Path:
-    return SMOKE
+SMOKE = CONFIGS / "smoke.yaml"
 
 
 @pytest.fixture
@@ -52,31 +31,18 @@ def opened(workspace) -> Callable[..., Experiment]:
     return open_it
 
 
-@pytest.fixture(name="finish")
-def _finish() -> Callable[..., StagePlan]:
-    return finish
-
-
-@pytest.fixture(name="begin")
-def _begin() -> Callable[..., None]:
-    return begin
-
-
-@pytest.fixture(name="finish_all")
-def _finish_all() -> Callable[..., None]:
-    return finish_all
-
-
 @pytest.fixture
-def hold() -> Iterator[Callable[[Path], subprocess.Popen[str]]]:
-    """Starts a process that holds the lock of a directory until it is killed."""
+def started() -> Iterator[Callable[..., tuple[subprocess.Popen[str], str]]]:
+    """Starts a program that says a line, and that lives until its input ends or it is killed: it, and the line."""
     with ExitStack() as ended:
 
-        def start(directory: Path) -> subprocess.Popen[str]:
-            command = [sys.executable, "-c", HOLD, str(directory)]
-            process = ended.enter_context(subprocess.Popen(command, stdout=subprocess.PIPE, text=True))
+        def start(code, *arguments, command=(sys.executable,), **options):
+            words = [*command, "-c", code, *map(str, arguments)]
+            pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+            process = ended.enter_context(subprocess.Popen(words, **pipes, **options))
             ended.callback(process.kill)
-            assert process.stdout is not None and process.stdout.readline() == "locked\n"
-            return process
+            line = process.stdout.readline().strip()
+            assert line
+            return process, line
 
         yield start

@@ -3,9 +3,9 @@
 import ast
 import functools
 import shutil
-from pathlib import Path
 
 import pytest
+from support.stages import CONFIGS
 
 from luffy.config import STAGE_KINDS, load_experiment
 from luffy.config.stage_kinds import ASKING_ROOMS, PLAYING_ROOMS
@@ -13,7 +13,6 @@ from luffy.pipeline import identity
 from luffy.pipeline.graph import build_graph
 from luffy.pipeline.identity import FRAME, PACKAGE, code_identity
 
-SMOKE = Path(__file__).parents[3] / "exp_configs" / "smoke.yaml"
 NOT_THE_RESULT = dict.fromkeys(
     # summary.html or card.md, which no stage reads
     ("evaluate", "sweep", "synthesize", "difficulty", "sample"),
@@ -30,10 +29,6 @@ def in_a_new_process(rooms, package=PACKAGE):
     return code_identity(rooms, package)
 
 
-def nodes(*overrides):
-    return {node.stage: node for node in build_graph(load_experiment(SMOKE, overrides))}
-
-
 def rooms_of(stage):
     """Without a validation; `sweep` is in no chain, and has evaluate's settings as far as rooms go."""
     return STAGE_KINDS[stage].rooms_of(settings=None)
@@ -42,15 +37,12 @@ def rooms_of(stage):
 @functools.cache
 def imported_by(file):
     """Files of the package that `file` names: by imports, anywhere in it, or by a dotted text."""
-    inside = ["luffy", *file.relative_to(PACKAGE).parts[:-1]]
     names = set()
     for node in ast.walk(ast.parse(file.read_bytes())):
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
-            above = inside[: len(inside) - node.level + 1] if node.level else []
-            base = ".".join([*above, *([node.module] if node.module else [])])
-            names |= {base, *(f"{base}.{alias.name}" for alias in node.names)}
+            names |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
         elif isinstance(node, ast.Constant) and isinstance(node.value, str):
             names.add(node.value.partition(":")[0])
     return {found for name in names if (found := file_of(name)) is not None}
@@ -70,16 +62,12 @@ def reached(entries):
     while waiting:
         file = waiting.pop()
         place = file.relative_to(PACKAGE).as_posix()
-        if place in found or is_frame(place):
-            continue
-        found.add(place)
-        waiting += imported_by(file)
+        # A checkpoint's chain, its manifest and the machine's memory decide what runs where, not what comes out.
+        is_frame = place in FRAME or place.startswith("pipeline/") or place == "stages/program.py"
+        if place not in found and not is_frame:
+            found.add(place)
+            waiting += imported_by(file)
     return found
-
-
-def is_frame(place):
-    # A checkpoint's chain, its manifest and the machine's memory: they decide what runs where, not what comes out.
-    return place in FRAME or place.startswith("pipeline/") or place == "stages/program.py"
 
 
 def declared(rooms):
@@ -96,7 +84,8 @@ def test_what_a_program_imports_lies_in_its_rooms(stage):
 
 @pytest.mark.parametrize("stage", ["sft", "rl"])
 def test_a_validation_counts_with_all_that_it_imports(stage):
-    validated = nodes(f"{stage}.validation={{every: 2, suites: [longer]}}")[stage]
+    config = load_experiment(CONFIGS / "smoke.yaml", [f"{stage}.validation={{every: 2, suites: [longer]}}"])
+    (validated,) = (node for node in build_graph(config) if node.stage == stage)
     rooms = validated.kind.rooms_of(validated.settings)
     assert sorted(reached([PACKAGE / VALIDATION]) - declared(rooms)) == []
     assert set(rooms) > set(rooms_of(stage))
@@ -110,32 +99,26 @@ def test_what_answers_depend_on_lies_in_the_rooms_of_their_digest():
     assert {place for place in missing if not place.startswith("config/")} <= records
 
 
+EVERY = set(STAGE_KINDS)
+ASKING = {"synthesize", "difficulty", "sample", "evaluate", "sweep"}
 STAGES_OF = {
-    "*": set(STAGE_KINDS),
-    "config/*": set(STAGE_KINDS),
-    "cluster": {"sft", "rl"},
-    "data": set(STAGE_KINDS),
-    "environments": set(STAGE_KINDS) - {"base", "sft"},
-    "evaluation/*": {"synthesize", "difficulty", "sample", "evaluate", "report", "sweep"},
+    **dict.fromkeys(("*", "config/*", "data"), EVERY),
+    **dict.fromkeys(("environments", "grading"), EVERY - {"base", "sft"}),
+    **dict.fromkeys(("evaluation/*", "statistics"), ASKING | {"report"}),
     "evaluation/across_runs": {"report"},
-    "grading": set(STAGE_KINDS) - {"base", "sft"},
-    "objectives": {"base", "sft", "rl", "sweep"},
     "report": {"report"},
     "rl": {"rl"},
-    "rollout": set(STAGE_KINDS) - {"sft", "report"},
-    "statistics": {"synthesize", "difficulty", "sample", "evaluate", "report", "sweep"},
-    "stages/synthesis": {"synthesize"},
-    "tracking": set(STAGE_KINDS) - {"prepare_data", "synthesize"},
-    "training": {"base", "synthesize", "difficulty", "sample", "sft", "rl", "sweep"},
     "stages/rl.py": {"rl"},
-    "stages/answers": {"synthesize", "difficulty", "sample", "evaluate", "sweep"},
+    "cluster": {"sft", "rl"},
+    "objectives": {"base", "sft", "rl", "sweep"},
+    "rollout": EVERY - {"sft", "report"},
+    "stages/answers": ASKING,
     "stages/evaluate.py": {"evaluate", "sweep"},
     "stages/sample.py": {"difficulty", "sample"},
-    "pipeline": set(),
-    "api": set(),
-    "cli": set(),
-    "flows": set(),
-    "tasks": set(),
+    "stages/synthesis": {"synthesize"},
+    "tracking": EVERY - {"prepare_data", "synthesize"},
+    "training": EVERY - {"prepare_data", "evaluate", "report"},
+    **dict.fromkeys(("pipeline", "api", "cli", "flows", "tasks"), frozenset()),
 }
 
 

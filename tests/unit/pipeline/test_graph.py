@@ -1,93 +1,188 @@
+"""The stages of a chain, what each reads, and in which order and how many at once they are made."""
+
+import threading
+
 import pytest
+from support.stages import CONFIGS
 
 from luffy.config import load_experiment
 from luffy.config.settings import SETTINGS
+from luffy.errors import StageFailed
+from luffy.pipeline import walk as walking
+from luffy.pipeline.gpus import Gpu
 from luffy.pipeline.graph import build_graph, kind_of, nodes_providing, nodes_showing
+from luffy.pipeline.walk import Room, find_room, walk
 
-CHAINS = {
-    "sft_then_luffy": ["prepare_data", "base", "sft", "rl", "evaluate_base", "evaluate_sft", "evaluate_rl", "report"],
-    "sft": ["prepare_data", "base", "sft", "evaluate_base", "evaluate_sft", "report"],
-    "rl": ["prepare_data", "base", "rl", "evaluate_base", "evaluate_rl", "report"],
-}
-
-
-@pytest.mark.parametrize("chain", CHAINS)
-def test_a_chain_has_its_nodes_in_order_each_after_its_inputs_and_named_by_its_kind(smoke_path, chain):
-    method = ["method=luffy"] if "rl" in CHAINS[chain] else []
-    nodes = build_graph(load_experiment(smoke_path, [f"chain={chain}", *method]))
-    assert [node.name for node in nodes] == CHAINS[chain]
-    for node in nodes:
-        assert set(node.inputs.values()) <= set(CHAINS[chain][: CHAINS[chain].index(node.name)])
-        assert isinstance(node.settings, SETTINGS[node.stage])
-        assert kind_of(node.name) is node.kind
-    inputs = {node.name: node.inputs for node in nodes}
-    if "rl" in inputs:  # starts from the last checkpoint before it
-        assert inputs["rl"] == {"data": "prepare_data", "model": "sft" if "sft" in inputs else "base"}
-    assert inputs["report"]["data"] == "prepare_data"
-    assert set(inputs["report"].values()) == {*CHAINS[chain]} - {"report"}
+WAIT_S = 20
+EVALUATED = "evaluate_base evaluate_sft evaluate_rl report"
+ROUNDS = "prepare_data base sample_1 sft_1 sample_2 sft_2 evaluate_base evaluate_sft_1 evaluate_sft_2 report"
 
 
-def test_a_sweep_comes_last(smoke_path):
-    assert [node.kind.name for node in build_graph(load_experiment(smoke_path), sweep_steps=(2,))][-1] == "sweep"
+def smoke(*overrides):
+    return load_experiment(CONFIGS / "smoke.yaml", overrides)
+
+
+def graph(*overrides):
+    return {node.name: node for node in build_graph(smoke(*overrides))}
+
+
+def iterated(start):
+    return ["chain=expert_iteration", "expert_iteration.rounds=2", f"expert_iteration.start_from={start}"]
 
 
 @pytest.mark.parametrize(
-    ("policy", "order"),
+    ("overrides", "names", "data_and_model"),
     [
-        ("base", ["prepare_data", "base", "difficulty", "sft", "rl"]),
-        ("sft", ["prepare_data", "base", "sft", "difficulty", "rl"]),
+        ([], f"prepare_data base sft rl {EVALUATED}", {"rl": "prepare_data sft", "evaluate_sft": "prepare_data sft"}),
+        (["chain=sft"], "prepare_data base sft evaluate_base evaluate_sft report", {"sft": "prepare_data base"}),
+        (
+            ["chain=rl", "method=luffy"],
+            "prepare_data base rl evaluate_base evaluate_rl report",
+            {"rl": "prepare_data base"},
+        ),
+        # Difficulty follows the policy that it measures, and only RL reads it.
+        (
+            ["difficulty.policy=base"],
+            f"prepare_data base difficulty sft rl {EVALUATED}",
+            {"difficulty": "prepare_data base", "rl": "difficulty sft", "sft": "prepare_data base"},
+        ),
+        (
+            ["difficulty.policy=sft"],
+            f"prepare_data base sft difficulty rl {EVALUATED}",
+            {"difficulty": "prepare_data sft", "rl": "difficulty sft", "evaluate_rl": "prepare_data rl"},
+        ),
+        # Every round samples the newest policy and learns from its own traces.
+        (
+            iterated("base"),
+            ROUNDS,
+            {"sample_2": "prepare_data sft_1", "sft_1": "sample_1 base", "sft_2": "sample_2 base"},
+        ),
+        (iterated("previous"), ROUNDS, {"sample_2": "prepare_data sft_1", "sft_2": "sample_2 sft_1"}),
     ],
 )
-def test_difficulty_follows_the_policy_it_measures_and_only_rl_reads_it(smoke_path, policy, order):
-    nodes = build_graph(load_experiment(smoke_path, [f"difficulty.policy={policy}"]))
-    assert [node.name for node in nodes][:5] == order
-    inputs = {node.name: node.inputs for node in nodes}
-    assert inputs["difficulty"] == {"data": "prepare_data", "model": policy}
-    assert inputs["rl"] == {"data": "difficulty", "model": "sft"}
-    assert inputs["report"]["difficulty"] == "difficulty"
-    assert [name for name in inputs if "difficulty" in inputs[name].values()] == ["rl", "report"]
+def test_a_chain_has_its_nodes_in_order_each_after_its_inputs_and_named_by_its_kind(overrides, names, data_and_model):
+    nodes, names = graph(*overrides), names.split()
+    assert list(nodes) == names
+    for index, node in enumerate(nodes.values()):
+        assert set(node.inputs.values()) <= set(names[:index])
+        assert isinstance(node.settings, SETTINGS[node.stage])
+        assert kind_of(node.name) is node.kind
+    for name, read in data_and_model.items():
+        assert nodes[name].inputs == dict(zip(("data", "model"), read.split(), strict=True))
+    shown = {name for name in names if not name.startswith(("sample_", "report"))}
+    assert {*nodes["report"].inputs.values()} >= shown and nodes["report"].inputs["data"] == "prepare_data"
 
 
-def test_a_repeated_stage_is_its_own_round(smoke_path):
-    config = load_experiment(smoke_path)
+def test_a_repeated_stage_is_its_own_round_and_a_sweep_comes_last():
     rounds = ("prepare_data", "base", "sft", "rl", "sft", "rl", "evaluate")
-    nodes = {node.name: node for node in build_graph(config.model_copy(update={"stages": rounds}))}
+    nodes = {node.name: node for node in build_graph(smoke().model_copy(update={"stages": rounds}))}
     assert list(nodes)[2:6] == ["sft_1", "rl_1", "sft_2", "rl_2"]
     assert nodes["sft_2"].inputs == {"data": "prepare_data", "model": "rl_1"}
     assert list(nodes)[6:] == [f"evaluate_{name}" for name in ("base", "sft_1", "rl_1", "sft_2", "rl_2")]
     assert nodes["evaluate_sft_2"].inputs["model"] == "sft_2"
+    assert [node.kind.name for node in build_graph(smoke(), sweep_steps=(2,))][-1] == "sweep"
 
 
-def test_nodes_are_found_by_their_kind_and_by_what_they_show_and_make():
-    names = ["sft_1", "rl_2", "evaluate_sft_1", "sample_2", "reinforce"]
-    found = [kind.name if (kind := kind_of(name)) else None for name in names]
-    assert found == ["sft", "rl", "evaluate", "sample", None]
+def test_more_rounds_leave_those_before_as_they_were():
+    one, two = (graph("chain=expert_iteration_then_rl", f"expert_iteration.rounds={rounds}") for rounds in (1, 2))
+    assert all(one[name] == two[name] for name in ("prepare_data", "base", "sample_1", "sft_1"))
+    assert [two[f"sample_{number}"].settings.round for number in (1, 2)] == [1, 2]
+    assert (one["rl"].inputs["model"], two["rl"].inputs["model"]) == ("sft_1", "sft_2")
+    assert two["rl"].inputs["data"] == "prepare_data"
+
+
+def test_nodes_are_found_by_what_they_show_and_make():
     names = ["prepare_data", "base", "rl", "evaluate_base", "evaluate_rl", "unknown"]
     assert nodes_showing("training_curves", names) == ["base", "rl"]
     assert nodes_providing("evaluation", names) == ["evaluate_base", "evaluate_rl"]
+    assert kind_of("reinforce") is None
 
 
-ROUNDS = ["prepare_data", "base", "sample_1", "sft_1", "sample_2", "sft_2"]
+# ---- walked by one thread or several ----
 
 
-@pytest.mark.parametrize(("start", "model"), [("base", "base"), ("previous", "sft_1")])
-def test_every_round_samples_the_newest_policy_and_learns_from_its_own_traces(smoke_path, start, model):
-    overrides = ["chain=expert_iteration", "expert_iteration.rounds=2", f"expert_iteration.start_from={start}"]
-    nodes = {node.name: node for node in build_graph(load_experiment(smoke_path, overrides))}
-    evaluations = [f"evaluate_{name}" for name in ("base", "sft_1", "sft_2")]
-    assert list(nodes) == [*ROUNDS, *evaluations, "report"]
-    assert nodes["sample_2"].inputs == {"data": "prepare_data", "model": "sft_1"}
-    assert nodes["sft_1"].inputs == {"data": "sample_1", "model": "base"}
-    assert nodes["sft_2"].inputs == {"data": "sample_2", "model": model}
-    assert [nodes[f"sample_{number}"].settings.round for number in (1, 2)] == [1, 2]
+@pytest.fixture(scope="module")
+def nodes():
+    return build_graph(smoke())
 
 
-def test_more_rounds_leave_those_before_as_they_were(smoke_path):
-    def of(rounds):
-        overrides = ["chain=expert_iteration_then_rl", f"expert_iteration.rounds={rounds}"]
-        return {node.name: node for node in build_graph(load_experiment(smoke_path, overrides))}
+def room(nodes, slots, **needs):
+    return Room(slots, {node.name: needs.get(node.name, 1) for node in nodes}, most=len(nodes))
 
-    one, two = of(1), of(2)
-    assert all(one[name] == two[name] for name in ROUNDS[:4])
-    assert (one["rl"].inputs["model"], two["rl"].inputs["model"]) == ("sft_1", "sft_2")
-    assert two["rl"].inputs["data"] == "prepare_data"
+
+@pytest.mark.parametrize("slots", [1, 2, 5])
+def test_every_stage_gets_the_results_that_it_reads(nodes, slots):
+    told = {}
+
+    def make(node, inputs):
+        told[node.name] = dict(inputs)
+        return f"<{node.name}>"
+
+    made = walk(nodes, make, room(nodes, slots), stop=lambda: None)
+    assert made == {node.name: f"<{node.name}>" for node in nodes}
+    assert list(made) == [node.name for node in nodes]
+    assert told["rl"] == {"data": "<prepare_data>", "model": "<sft>"}
+
+
+def test_parallel_stages_stay_within_the_room_and_training_comes_first(nodes):
+    lock, running, seen, order = threading.Lock(), [], [], []
+    both = threading.Barrier(2)
+
+    def make(node, inputs):
+        with lock:
+            running.append(node.name)
+            order.append(node.name)
+            seen.append(set(running))
+        if node.name in ("sft", "evaluate_base"):
+            both.wait(WAIT_S)  # broken unless an evaluation runs beside training
+        threading.Event().wait(0.01)
+        with lock:
+            running.remove(node.name)
+
+    walk(nodes, make, room(nodes, 2, rl=2), stop=lambda: None)
+    assert all(len(names) <= 2 and (names == {"rl"} or "rl" not in names) for names in seen)
+    assert order.index("rl") < order.index("evaluate_sft")
+
+
+@pytest.mark.parametrize("error", [StageFailed("evaluate_base was ended"), KeyboardInterrupt()])
+def test_after_a_failure_nothing_starts_running_stages_finish_and_all_are_stopped(nodes, error):
+    failed, stopped, finished = threading.Event(), threading.Event(), []
+    awaited = failed if isinstance(error, StageFailed) else stopped  # an interrupt ends those that run
+
+    def make(node, inputs):
+        if node.name == "evaluate_base":
+            failed.set()
+            raise error
+        if node.name == "sft":
+            assert awaited.wait(WAIT_S)
+        finished.append(node.name)
+
+    with pytest.raises(type(error)):
+        walk(nodes, make, room(nodes, 2), stop=stopped.set)
+    assert finished == ["prepare_data", "base", "sft"]
+
+
+def gpus(number):
+    return tuple(Gpu(str(index), f"GPU-{index}", 80.0) for index in range(number))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "found", "slots", "most"),
+    [
+        ([], gpus(4), 4, 8),
+        (["execution.parallel_stages=2"], gpus(4), 4, 2),
+        (["execution.parallel_stages=1"], gpus(4), 1, 1),
+        (["execution.gpus=0"], gpus(4), 1, 1),
+        ([], gpus(0), 4, 4),
+        (["execution.parallel_stages=2"], gpus(0), 2, 2),
+        (["execution.num_threads=null"], gpus(0), 1, 1),
+        ([], None, 1, 1),
+        (["evaluation.engine=openai", "execution.server.urls=[http://host:8000/v1]"], gpus(4), 1, 1),
+    ],
+)
+def test_the_room_of_a_machine(monkeypatch, overrides, found, slots, most):
+    monkeypatch.setattr(walking, "detected_gpus", lambda: found)
+    monkeypatch.setattr(walking.os, "cpu_count", lambda: 8)
+    config = smoke(*overrides)
+    there = find_room(config, build_graph(config))
+    assert (there.slots, there.most) == (slots, most)

@@ -1,9 +1,21 @@
+"""What a stage is started with: its job, and an environment without the variables of a launcher."""
+
+import json
 import shutil
+import subprocess
+import sys
 
 import pytest
+from synthetic.finished_stages import finish_all
 
+from luffy.cli.main import main
+from luffy.config import load_experiment
 from luffy.errors import ConfigError
+from luffy.pipeline.inherited_environment import complaints_about_variables, drop_foreign, own_environment
 from luffy.pipeline.job import inputs_of, read_job, write_job
+from luffy.pipeline.resources import find_resources
+from luffy.pipeline.supervise import supervise
+from luffy.pipeline.workspace import WORKSPACE_VARIABLE
 
 
 def test_a_job_is_read_from_yaml_as_written(opened, tmp_path):
@@ -13,6 +25,26 @@ def test_a_job_is_read_from_yaml_as_written(opened, tmp_path):
         write_job(tmp_path / "config.yaml", job)
         assert read_job(tmp_path / "config.yaml") == job
         assert read_job(tmp_path / "config.yaml").identity.key == job.key
+    for digest in ("099071447312e206", "0990714473120206", "1e4", "1.5", "0x1f", "0o17", "1_0", "null"):
+        likened = job.model_copy(update={"code": {"luffy": digest}})
+        write_job(tmp_path / "config.yaml", likened)
+        assert read_job(tmp_path / "config.yaml").code == {"luffy": digest}, "text that looks like a number"
+
+
+@pytest.mark.parametrize(
+    ("written", "instead", "complaint"),
+    [
+        ("prompts_per_step: 4", "prompts_per_stop: 4", "prompts_per_stop: unknown key"),
+        ("stage: rl", "stage: sft", "settings"),  # of another stage
+    ],
+)
+def test_a_mistake_in_a_job_names_the_field(opened, tmp_path, written, instead, complaint):
+    experiment = opened()
+    write_job(tmp_path / "config.yaml", experiment.job(experiment.plan()[3]))  # of RL
+    text = (tmp_path / "config.yaml").read_text()
+    (tmp_path / "config.yaml").write_text(text.replace(written, instead))
+    with pytest.raises(ConfigError, match=complaint):  # a line for each mistake
+        read_job(tmp_path / "config.yaml")
 
 
 @pytest.mark.parametrize(
@@ -30,34 +62,7 @@ def test_layers_are_compiled_by_themselves_in_stages_that_repay_it(opened, overr
     assert (found["sft"], found["rl"]) == (sft, rl)
 
 
-@pytest.mark.parametrize(
-    "digest", ["099071447312e206", "0990714473120206", "1e4", "1.5", "0x1f", "0o17", "1_0", "null"]
-)
-def test_a_hash_that_looks_like_a_number_stays_text(opened, tmp_path, digest):
-    experiment = opened()
-    job = experiment.job(experiment.plan()[3])
-    job = job.model_copy(update={"code": {"luffy": digest}})
-    write_job(tmp_path / "config.yaml", job)
-    assert read_job(tmp_path / "config.yaml").code == {"luffy": digest}
-
-
-@pytest.mark.parametrize(
-    ("written", "instead", "complaint"),
-    [
-        ("prompts_per_step: 4", "prompts_per_stop: 4", "prompts_per_stop: unknown key"),
-        ("stage: rl", "stage: sft", "settings"),  # of another stage
-    ],
-)
-def test_a_mistake_in_a_job_names_the_field(opened, tmp_path, written, instead, complaint):
-    experiment = opened()
-    write_job(tmp_path / "config.yaml", experiment.job(experiment.plan()[3]))
-    text = (tmp_path / "config.yaml").read_text()
-    (tmp_path / "config.yaml").write_text(text.replace(written, instead))
-    with pytest.raises(ConfigError, match=complaint):
-        read_job(tmp_path / "config.yaml")
-
-
-def test_inputs_are_found_in_a_workspace_that_was_copied_and_in_one_that_was_moved(opened, finish_all, workspace):
+def test_inputs_are_found_in_a_workspace_that_was_copied_or_moved_and_outside_where_the_job_says(opened, workspace):
     experiment = opened()
     finish_all(experiment)
     plan = experiment.plan_node("rl")
@@ -67,11 +72,122 @@ def test_inputs_are_found_in_a_workspace_that_was_copied_and_in_one_that_was_mov
         take(workspace.root, root)
         directory = root / plan.directory.relative_to(workspace.root)
         found = inputs_of(read_job(directory / "config.yaml"), directory)
-        expected = {name: root / path.relative_to(workspace.root) for name, path in plan.inputs.items()}
-        assert found == expected
+        assert found == {name: root / path.relative_to(workspace.root) for name, path in plan.inputs.items()}
+    job = experiment.job(plan).model_copy(update={"inputs": {"data": "/elsewhere/data"}})
+    assert str(inputs_of(job, workspace.root / "mine" / "stage")["data"]) == "/elsewhere/data"
 
 
-def test_inputs_outside_a_workspace_are_where_the_job_says(opened, tmp_path):
-    experiment = opened()
-    job = experiment.job(experiment.plan()[1]).model_copy(update={"inputs": {"data": "/elsewhere/data"}})
-    assert str(inputs_of(job, tmp_path / "mine" / "stage")["data"]) == "/elsewhere/data"
+# ---- variables ----
+
+FOREIGN = (
+    *("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "LOCAL_SIZE", "GROUP_RANK"),
+    *("GROUP_WORLD_SIZE", "ROLE_RANK", "ROLE_WORLD_SIZE", "ROLE_NAME", "NODE_RANK", "CROSS_RANK", "CROSS_SIZE"),
+    *("TORCHELASTIC_RUN_ID", "TORCHELASTIC_USE_AGENT_STORE", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK"),
+    *("PMI_SIZE", "PMIX_RANK", "MV2_COMM_WORLD_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS", "ACCELERATE_USE_FSDP"),
+    *("FSDP_CPU_RAM_EFFICIENT_LOADING", "PARALLELISM_CONFIG_TP_SIZE", "SM_FRAMEWORK_PARAMS", "SM_HP_MP_PARAMETERS"),
+    *("SMDATAPARALLEL_LOCAL_RANK", "VLLM_DP_RANK", "VLLM_PORT", "DS_ACCELERATOR", "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE"),
+    *("ATEN_CPU_CAPABILITY", "MKL_CBWR", "ONEDNN_MAX_CPU_ISA"),
+)
+OF_PYTHON = ("PYTHONOPTIMIZE", "PYTHONWARNINGS", "PYTHONSAFEPATH", "PYTHONINTMAXSTRDIGITS")
+KEPT = (
+    *("SLURM_JOB_ID", "NCCL_DEBUG", "CUDA_VISIBLE_DEVICES", "HF_TOKEN", "RAY_ADDRESS", "PYTHONPATH", "MY_RANK"),
+    "SIZE",
+)
+PRINT = "import json, os; print(json.dumps(dict(os.environ)))"
+SHORT = "import json, os, sys; {}; print(json.dumps(dict(os.environ)))"
+ACTOR = "from pathlib import Path; from luffy.cluster.actors import ProcessSetup; "
+ACTOR += "ProcessSetup(Path({!r}), None).apply()"
+
+
+def test_a_variable_of_a_launcher_is_dropped():
+    for name in (*FOREIGN, *OF_PYTHON):
+        variables = {name: "3", **dict.fromkeys(KEPT, "mine")}
+        drop_foreign(variables)
+        assert variables == dict.fromkeys(KEPT, "mine"), name
+
+
+@pytest.mark.parametrize("start", ["supervised", "by hand", "actor of Ray"])
+def test_no_process_of_a_stage_has_them(tmp_path, monkeypatch, start):
+    for name in (*FOREIGN, "KEPT"):
+        monkeypatch.setenv(name, "3")
+    if start == "supervised":
+        lines: list[str] = []
+        supervise([sys.executable, "-c", PRINT], tmp_path, on_event=lambda event: None, on_line=lines.append)
+        said = lines[-1]
+    else:
+        log = tmp_path / "actor.log"
+        before = "import luffy.stages" if start == "by hand" else ACTOR.format(str(log))
+        command = [sys.executable, "-c", SHORT.format(before)]
+        said = subprocess.run(command, capture_output=True, text=True, check=True).stdout or log.read_text()
+    seen = json.loads(said.splitlines()[-1])
+    assert seen["KEPT"] == "3"
+    assert {*FOREIGN}.isdisjoint(seen)
+
+
+FITS, TOO_LONG = f"/tmp/{'x' * 34}", f"/tmp/{'x' * 35}"
+"""With the longest process id, Ray's socket has the 107 bytes that its `validate_socket_filepath` allows, or more."""
+
+
+@pytest.mark.parametrize(
+    ("variables", "starts_ray", "words"),
+    [
+        ({}, True, None),
+        ({"OMP_NUM_THREADS": "4", "TMPDIR": "/tmp"}, True, None),
+        ({"OMP_NUM_THREADS": "abc"}, False, "OMP_NUM_THREADS='abc': is not a whole number from 1 on"),
+        ({"OMP_NUM_THREADS": "0"}, False, "OMP_NUM_THREADS='0'"),
+        ({"MKL_NUM_THREADS": ""}, False, "MKL_NUM_THREADS=''"),
+        ({"TORCH_DISTRIBUTED_DEBUG": "detail"}, False, None),
+        ({"TORCH_DISTRIBUTED_DEBUG": "1"}, False, "TORCH_DISTRIBUTED_DEBUG='1': is not OFF, INFO or DETAIL"),
+        ({"TMPDIR": "/nowhere"}, False, "TMPDIR='/nowhere': is not the absolute path of a folder"),
+        ({"TMPDIR": "/proc"}, False, "TMPDIR='/proc'"),
+        ({"TMPDIR": ""}, True, "unset TMPDIR"),
+        ({"TMP": "tests"}, False, "TMP='tests'"),
+        ({"RAY_TMPDIR": "/nowhere"}, False, None),
+        ({"RAY_TMPDIR": "/nowhere"}, True, "RAY_TMPDIR='/nowhere'"),
+        ({"TMPDIR": FITS}, True, None),
+        ({"TMPDIR": TOO_LONG}, True, "export RAY_TMPDIR=FOLDER with at most 39 bytes"),
+        ({"TMPDIR": TOO_LONG}, False, None),
+        ({"TMPDIR": TOO_LONG, "RAY_TMPDIR": "/tmp"}, True, None),
+    ],
+)
+def test_what_would_fail_is_one_line_with_the_remedy(monkeypatch, variables, starts_ray, words):
+    if variables.get("TMPDIR") in (FITS, TOO_LONG):
+        monkeypatch.setattr("luffy.pipeline.inherited_environment._is_usable", lambda folder: True)
+    found = complaints_about_variables(variables, starts_ray=starts_ray)
+    assert len(found) == (words is not None)
+    assert all(words in line and "\n" not in line for line in found)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "refused"),
+    [
+        ([], False),
+        (["cluster=ray"], True),
+        (["cluster=ray", "execution.ray.address=10.0.0.1:6379"], False),
+        (["evaluation.engine=vllm", "execution.vllm.engines=2"], True),
+    ],
+)
+def test_only_runs_that_start_ray_need_a_short_temporary_folder(monkeypatch, tmp_path, overrides, refused):
+    long = tmp_path / ("x" * 60)
+    long.mkdir()
+    monkeypatch.setenv("TMPDIR", str(long))
+    complaints = find_resources(load_experiment("smoke", overrides)).complaints
+    assert any("Ray's sockets" in line for line in complaints) == refused
+
+
+def test_a_plan_refuses_it_in_one_line(monkeypatch, capsys, tmp_path):
+    monkeypatch.setenv("OMP_NUM_THREADS", "many")
+    assert main(["plan", "smoke", "--workspace", str(tmp_path)]) == 2
+    assert "OMP_NUM_THREADS='many'" in capsys.readouterr().err
+    assert not [*tmp_path.iterdir()]
+
+
+def test_compiled_code_is_kept_in_the_workspace_unless_a_variable_names_another_place(monkeypatch, tmp_path):
+    names = ("VLLM_CACHE_ROOT", "TORCHINDUCTOR_CACHE_DIR")
+    for name in (*names, WORKSPACE_VARIABLE):
+        monkeypatch.delenv(name, raising=False)
+    assert not {*names} & {*own_environment()}
+    monkeypatch.setenv(WORKSPACE_VARIABLE, str(tmp_path))
+    monkeypatch.setenv("VLLM_CACHE_ROOT", "/own")
+    found = own_environment()
+    assert [found[name] for name in names] == ["/own", str(tmp_path / "compiled/inductor")]

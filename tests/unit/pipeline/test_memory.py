@@ -1,4 +1,4 @@
-"""The memory estimate against what transformers, torch and DeepSpeed really keep."""
+"""The memory estimate, by hand and against what transformers, torch and DeepSpeed really keep."""
 
 import gc
 import json
@@ -9,6 +9,7 @@ import pytest
 import torch
 from deepspeed.runtime.zero.partition_parameters import InsertPostInitMethodToModuleSubClasses
 from safetensors.torch import load_file
+from support.refusals import refused
 from synthetic.reward_models import reward_folder
 from torch.distributed._tools.mem_tracker import MemTracker
 from transformers import (
@@ -26,7 +27,6 @@ from luffy.config.execution import ExecutionConfig
 from luffy.config.model import LoRAConfig, ModelConfig
 from luffy.config.training import OptimizerConfig
 from luffy.data.tokenizer import MAX_VOCABULARY
-from luffy.errors import DataError
 from luffy.model_shape import (
     TINY_VOCABULARY,
     ModelArchitecture,
@@ -53,25 +53,39 @@ from luffy.training.attention import AttentionInputs, attention_inputs, set_atte
 from luffy.training.deepspeed_engine import start_engine
 from luffy.training.policy_model import Adapter, PolicyModel
 
-ROOT = Path(__file__).parents[3]
-SEVEN_B = ROOT / "exp_configs" / "luffy_qwen2.5_math_7b.yaml"
+CONFIGS = Path(__file__).parents[3] / "exp_configs"
+SEVEN_B = CONFIGS / "luffy_qwen2.5_math_7b.yaml"
 GIB = 2**30
 SHAPE = {
     "vocab_size": 300, "hidden_size": 128, "intermediate_size": 320, "num_hidden_layers": 3, "num_attention_heads": 8,
     "num_key_value_heads": 2, "max_position_embeddings": 512,
 }  # fmt: skip
+UNTIED = "qwen2 untied"
 KINDS = {
-    "qwen2 untied": (Qwen2Config, {"tie_word_embeddings": False}),
+    UNTIED: (Qwen2Config, {"tie_word_embeddings": False}),
     "qwen2 tied": (Qwen2Config, {"tie_word_embeddings": True}),
     "qwen3": (Qwen3Config, {"head_dim": 32}),
     "llama": (LlamaConfig, {}),
     "llama, all biases": (LlamaConfig, {"attention_bias": True, "mlp_bias": True, "head_dim": 24}),
     "mistral": (MistralConfig, {"sliding_window": None}),
 }
+PASSED = (UNTIED, "qwen3", "llama, all biases")
+"""Kinds whose layers differ in what a pass keeps."""
 DTYPES = {torch.float32: 4, torch.bfloat16: 2}
+LAYOUTS = {"padded": ExecutionConfig(), "packed": ExecutionConfig(packing=True)}
+ALL = LoRAConfig(rank=8, alpha=16.0)
+SOME = LoRAConfig(rank=8, alpha=16.0, targets=("q_proj", "down_proj"))
+DROPPED = LoRAConfig(rank=8, alpha=16.0, dropout=0.1)
 
 
-def config_of(kind: str, **changes: int) -> PreTrainedConfig:
+@pytest.fixture(autouse=True)
+def plain_linear(monkeypatch) -> None:
+    """DeepSpeed's ZeRO 3 replaces the function for the rest of the process, with one that saves more."""
+    own = getattr(InsertPostInitMethodToModuleSubClasses, "linear_bk", torch.nn.functional.linear)
+    monkeypatch.setattr(torch.nn.functional, "linear", own)
+
+
+def config_of(kind: str = UNTIED, **changes: int) -> PreTrainedConfig:
     make, own = KINDS[kind]
     return make(**{**SHAPE, **own, **changes})
 
@@ -82,75 +96,69 @@ def architecture(config: PreTrainedConfig) -> ModelArchitecture:
     return found
 
 
-LAYOUTS = {"padded": ExecutionConfig(), "packed": ExecutionConfig(packing=True)}
-
-
-def model_of(config: PreTrainedConfig, dtype: torch.dtype = torch.float32, layout: str = "padded") -> PreTrainedModel:
+def model_of(
+    config: PreTrainedConfig, dtype: torch.dtype = torch.float32, layout: str = "padded", lora: LoRAConfig | None = None
+) -> PreTrainedModel:
     model = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation="sdpa")
     if model.device.type != "meta":
         set_attention(model, LAYOUTS[layout])
+    if lora is not None:
+        Adapter(model, lora, seed=0)
     return model.train()
 
 
-@pytest.fixture(autouse=True)
-def plain_linear(monkeypatch) -> None:
-    """DeepSpeed's ZeRO 3 replaces the function for the rest of the process, with one that saves more."""
-    own = getattr(InsertPostInitMethodToModuleSubClasses, "linear_bk", torch.nn.functional.linear)
-    monkeypatch.setattr(torch.nn.functional, "linear", own)
+# ---- shapes ----
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_parameter_counts_equal_those_of_the_real_model(kind):
+def test_the_parameters_of_models_and_adapters_are_counted(kind):
     config = config_of(kind)
     with torch.device("meta"):
         assert architecture(config).num_parameters == model_of(config).num_parameters()
+    linear = {name for name, module in model_of(config).named_modules() if type(module) is torch.nn.Linear}
+    assert set(linear_layers(architecture(config))) == linear - {"lm_head"}
+    for lora in (ALL, SOME):
+        parameters = model_of(config, lora=lora).parameters()
+        trained = sum(parameter.numel() for parameter in parameters if parameter.requires_grad)
+        assert adapter_parameters(architecture(config), lora) == trained
 
 
-@pytest.mark.parametrize(
-    ("path", "published"),
-    [
-        ("Qwen/Qwen2.5-0.5B", 494_032_768),
-        ("Qwen/Qwen2.5-Math-1.5B", 1_543_714_304),
-        ("Qwen/Qwen2.5-3B", 3_085_938_688),
-        ("Qwen/Qwen2.5-Math-7B", 7_615_616_512),
-        ("Qwen/Qwen2.5-14B", 14_770_033_664),
-        ("Qwen/Qwen2.5-32B", 32_763_876_352),
-        ("meta-llama/Llama-3.1-8B", 8_030_261_248),
-        ("meta-llama/Llama-3.2-1B", 1_235_814_400),
-        ("meta-llama/Llama-3.2-3B", 3_212_749_824),
-    ],
-)
-def test_known_models_have_their_published_size(path, published):
+PUBLISHED = {
+    "Qwen/Qwen2.5-0.5B": 494_032_768, "Qwen/Qwen2.5-Math-1.5B": 1_543_714_304, "Qwen/Qwen2.5-3B": 3_085_938_688,
+    "Qwen/Qwen2.5-Math-7B": 7_615_616_512, "Qwen/Qwen2.5-14B": 14_770_033_664, "Qwen/Qwen2.5-32B": 32_763_876_352,
+    "meta-llama/Llama-3.1-8B": 8_030_261_248, "meta-llama/Llama-3.2-1B": 1_235_814_400,
+    "meta-llama/Llama-3.2-3B": 3_212_749_824,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("path", PUBLISHED)
+def test_known_models_have_their_published_size(path):
     known = architecture_of(ModelConfig(path=path))
-    assert known is not None and known.num_parameters == published
+    assert known is not None and known.num_parameters == PUBLISHED[path]
 
 
 def test_shapes_are_read_from_model_folders_and_not_guessed(tmp_path):
-    config = config_of("qwen2 tied")
-    config.save_pretrained(tmp_path)
-    assert architecture_of(ModelConfig(path=str(tmp_path))) == architecture(config)
-    (tmp_path / "config.json").write_text('{"model_type": "gpt2"}')
-    assert architecture_of(ModelConfig(path=str(tmp_path))) is None
-    assert architecture_of(ModelConfig(path="nobody/has-this-model")) is None
-    tiny = architecture_of(load_experiment(ROOT / "exp_configs" / "smoke.yaml").model)
-    assert tiny is not None and tiny.vocabulary_size == TINY_VOCABULARY == MAX_VOCABULARY
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
+    folder = ModelConfig(path=str(tmp_path))
+    for content, message in (
         (None, "has no config.json; give a Hugging Face model folder"),
         ("{", "is no model's configuration"),
         ("[]", "is no model's configuration"),
         ('{"model_type": "qwen2"}', "is no model's configuration ('hidden_size')"),
-    ],
-)
-def test_a_local_path_that_is_not_a_model_is_refused(tmp_path, content, message):
-    if content is not None:
-        (tmp_path / "config.json").write_text(content)
-    with pytest.raises(DataError) as refusal:
-        architecture_of(ModelConfig(path=str(tmp_path)))
-    assert message in str(refusal.value) and str(tmp_path) in str(refusal.value)
+    ):
+        if content is not None:
+            (tmp_path / "config.json").write_text(content)
+        with refused(str(tmp_path), message):
+            architecture_of(folder)
+    config_of("qwen2 tied").save_pretrained(tmp_path)
+    assert architecture_of(folder) == architecture(config_of("qwen2 tied"))
+    (tmp_path / "config.json").write_text('{"model_type": "gpt2"}')
+    assert architecture_of(folder) is None
+    assert architecture_of(ModelConfig(path="nobody/has-this-model")) is None
+    tiny = architecture_of(load_experiment(CONFIGS / "smoke.yaml").model)
+    assert tiny is not None and tiny.vocabulary_size == TINY_VOCABULARY == MAX_VOCABULARY
+
+
+# ---- measured: what layers and passes keep ----
 
 
 def inputs(
@@ -167,47 +175,49 @@ def inputs(
     return ids_BT, position_BT, response_BT, attention_inputs(position_BT, LAYOUTS[layout])
 
 
-def kept_bytes(model: PreTrainedModel, rows: int = 2, width: int = 48, layout: str = "padded") -> int:
-    """Bytes that a forward pass keeps for the backward pass, weights aside."""
+def kept_bytes(model: PreTrainedModel, layout: str = "padded") -> float:
+    """Bytes of each token that a forward pass keeps for the backward pass, weights aside."""
+    rows, width = 2, 48
     ids_BT, position_BT, _, bounds = inputs(rows, width, layout)
     kept = []
     with torch.autograd.graph.saved_tensors_hooks(lambda saved: kept.append(saved) or saved, lambda saved: saved):
         model.get_decoder()(input_ids=ids_BT, position_ids=position_BT, use_cache=False, **bounds)
     weights = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
     storages = {saved.untyped_storage().data_ptr(): saved.untyped_storage().nbytes() for saved in kept}
-    return sum(size for place, size in storages.items() if place not in weights)
+    return sum(size for place, size in storages.items() if place not in weights) / (rows * width)
+
+
+def kept_by_a_layer(kind: str, dtype: torch.dtype, layout: str = "padded", lora: LoRAConfig | None = None) -> float:
+    longer, shorter = (
+        kept_bytes(model_of(config_of(kind, num_hidden_layers=layers), dtype, layout, lora), layout)
+        for layers in (3, 2)
+    )
+    return longer - shorter
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", PASSED)
 def test_a_layer_saves_the_counted_bytes(kind, dtype, layout):
-    longer, shorter = (
-        kept_bytes(model_of(config_of(kind, num_hidden_layers=layers), dtype, layout), layout=layout)
-        for layers in (3, 2)
-    )
-    counted = layer_activation_bytes(architecture(config_of(kind)), DTYPES[dtype], by_sequence=layout == "packed")
-    assert counted == (longer - shorter) / (2 * 48)
+    shape = architecture(config_of(kind))
+    counted = layer_activation_bytes(shape, DTYPES[dtype], by_sequence=layout == "packed")
+    assert counted == kept_by_a_layer(kind, dtype, layout)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_a_checkpointed_layer_keeps_its_input(dtype):
-    def kept(num_layers: int) -> float:
-        model = model_of(config_of("qwen2 untied", num_hidden_layers=num_layers), dtype)
-        model.gradient_checkpointing_enable({"use_reentrant": False})
-        return kept_bytes(model) / (2 * 48)
-
-    shape = architecture(config_of("qwen2 untied"))
-    counted = activation_bytes(shape, DTYPES[dtype], checkpointing=True, by_sequence=False)[0]
-    assert kept(3) - kept(2) == DTYPES[dtype] * SHAPE["hidden_size"]
-    assert kept(3) == pytest.approx(counted, rel=0.25)  # positions, masks and ids are not counted
+@pytest.mark.parametrize("lora", [ALL, DROPPED], ids=["plain", "with dropout"])
+def test_an_adapted_layer_saves_no_more_than_the_counted_bytes(lora, dtype):
+    shape, measured = architecture(config_of()), kept_by_a_layer(UNTIED, dtype, lora=lora)
+    saved, _ = adapter_activation_bytes(shape, lora, DTYPES[dtype])
+    counted = layer_activation_bytes(shape, DTYPES[dtype], by_sequence=False) + saved / shape.num_layers
+    assert measured <= counted < 1.25 * measured
 
 
-ALL = LoRAConfig(rank=8, alpha=16.0)
-SOME = LoRAConfig(rank=8, alpha=16.0, targets=("q_proj", "down_proj"))
-DROPPED = LoRAConfig(rank=8, alpha=16.0, dropout=0.1)
+def peak_of(tracker: MemTracker) -> int:
+    return tracker.get_tracker_snapshot("peak")[torch.device("cpu")]["Total"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("layout", "lora", "dtype"),
     [  # `test_a_layer_saves_the_counted_bytes` has every layout in every type
@@ -224,7 +234,7 @@ DROPPED = LoRAConfig(rank=8, alpha=16.0, dropout=0.1)
 def test_the_estimate_bounds_the_peak_of_a_pass(
     vocabulary, untempered, checkpointing, dtype, layout, lora, monkeypatch
 ):
-    config = config_of("qwen2 untied", vocab_size=vocabulary)
+    config = config_of(vocab_size=vocabulary)
     model, tokens, chunk = model_of(config, dtype, layout), 4 * 256, 128
     adapter = None if lora is None else Adapter(model, lora, seed=0)
     if checkpointing:
@@ -246,8 +256,7 @@ def test_the_estimate_bounds_the_peak_of_a_pass(
     with tracker:
         scores = policy(ids_BT % vocabulary, position_BT, response_BT, bounds, "gradient", untempered)
         sum(score_BT.sum() for score_BT in scores).backward()
-    states = sum(parameter.nbytes for parameter in [*model.parameters(), *trained])
-    measured = tracker.get_tracker_snapshot("peak")[torch.device("cpu")]["Total"] - states
+    measured = peak_of(tracker) - sum(parameter.nbytes for parameter in [*model.parameters(), *trained])
 
     shape, size = architecture(config), DTYPES[dtype]
     kept, one_layer = activation_bytes(shape, size, checkpointing=checkpointing, by_sequence=layout == "packed")
@@ -262,6 +271,51 @@ def test_the_estimate_bounds_the_peak_of_a_pass(
     assert 0.98 * measured <= estimated <= (1.2 if lora is None else 1.4) * measured
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("prompt", "vocabulary", "dtype"),
+    [(256, 64, torch.float32), (256, 64, torch.bfloat16), (8, 8192, torch.float32)],
+    ids=["in its prompts, float32", "in its prompts, bfloat16", "in its sampler"],
+)
+def test_the_estimate_bounds_the_peak_of_the_embedded_engine(prompt, vocabulary, dtype, monkeypatch):
+    response = 2
+    config = config_of(vocab_size=vocabulary)
+    model = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation="sdpa").eval()
+    engine = TransformersEngine(model, batch_size=8)
+    prompts = [[token % vocabulary for token in range(i, prompt - i % 2 + i)] for i in range(8)]
+    requests = [RolloutRequest(tuple(ids), seed=i) for i, ids in enumerate(prompts)]
+    tracker, next_logits = MemTracker(), engine._next_logits
+
+    def forgetting_modules(*arguments: Any) -> torch.Tensor:
+        tracker.reset_mod_stats()  # it refuses a second pass through a module that it remembers
+        return next_logits(*arguments)
+
+    monkeypatch.setattr(engine, "_next_logits", forgetting_modules)
+    monkeypatch.setattr(transformers_engine, "_LARGE", 2**62)  # weights are packed on CPUs alone
+    tracker.track_external(engine.model)
+    with tracker:
+        engine.generate(requests, SamplingParams(0.7, response, stop_token_ids=(), top_p=0.9))
+    measured = peak_of(tracker) - sum(parameter.nbytes for parameter in engine.model.parameters())
+
+    embedded = experiment(
+        "evaluation.engine=transformers",
+        "execution.vllm.engines=1",
+        "execution.rollout_batch_size=8",
+        f"data.max_prompt_tokens={prompt}",
+        f"evaluation.max_response_tokens={response}",
+        f"model.dtype={str(dtype).removeprefix('torch.')}",
+    )
+    (found,) = generation_memory(architecture(config), embedded, None, ("evaluate",))
+    estimated = sum(part.gib for part in found.components if part.name not in ("weights", "process")) * GIB
+    assert 0.99 * measured <= estimated <= 1.6 * measured
+
+
+# ---- measured: what DeepSpeed holds ----
+
+WIDE = {"hidden_size": 256, "intermediate_size": 1024}
+LORA = "model.lora={rank: 64, alpha: 64}"
+
+
 def live_tensors() -> list[torch.Tensor]:
     gc.collect()
     return [thing for thing in gc.get_objects() if type(thing) in (torch.Tensor, torch.nn.Parameter)]
@@ -271,13 +325,10 @@ def storages(tensors: list[torch.Tensor]) -> dict[int, int]:
     return {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in tensors}
 
 
-WIDE = {"hidden_size": 256, "intermediate_size": 1024}
-
-
 def state_bytes(zero_stage: int, dtype: torch.dtype, lora: LoRAConfig | None = None) -> int:
     """What DeepSpeed on one rank holds of a model between a backward pass and the next, buckets aside."""
     before = live_tensors()  # held, so that their places are not taken by others
-    model = model_of(config_of("qwen2 untied", **WIDE), dtype)
+    model = model_of(config_of(**WIDE), dtype)
     adapter = None if lora is None else Adapter(model, lora, seed=0)  # held like the model
     engine = start_engine(
         PolicyModel(model, 1.0, 64),
@@ -296,7 +347,13 @@ def state_bytes(zero_stage: int, dtype: torch.dtype, lora: LoRAConfig | None = N
     return sum(size for place, size in held.items() if place not in old)
 
 
-LORA = "model.lora={rank: 64, alpha: 64}"
+def estimated_states(shape: ModelArchitecture, config: ExperimentConfig) -> float:
+    """Bytes of weights, gradients and optimizer states on one rank, without what ZeRO 3 gathers for a time."""
+    trainer = estimate_memory(shape, config, None)[0]
+    states = sum(trainer.gib(name) for name in ("weights", "gradients", "optimizer")) * GIB
+    lora, size = config.model.lora, {"float32": 4, "bfloat16": 2}[config.model.dtype]
+    parameters = shape.num_parameters + (adapter_parameters(shape, lora) if lora is not None else 0)
+    return states - (size * parameters if config.execution.zero_stage == 3 else 0)
 
 
 @pytest.mark.slow
@@ -312,49 +369,14 @@ LORA = "model.lora={rank: 64, alpha: 64}"
 def test_deepspeed_holds_the_counted_states(zero_stage, dtype, lora, monkeypatch):
     monkeypatch.setattr(deepspeed_engine, "_REDUCE_BUCKET", 1000)  # so that it does not show
     alone = (f"execution.zero_stage={zero_stage}", f"model.dtype={dtype}", "execution.ray.trainer_ranks=1")
-    config, shape = experiment(*alone, *lora), architecture(config_of("qwen2 untied", **WIDE))
+    config, shape = experiment(*alone, *lora), architecture(config_of(**WIDE))
     measured = state_bytes(zero_stage, getattr(torch, dtype), config.model.lora)
     assert estimated_states(shape, config) == pytest.approx(measured, rel=0.03 if lora else 0.02)
     if lora:  # a missing adapter would be noticed
         assert measured < 0.7 * estimated_states(shape, experiment(*alone))
 
 
-def estimated_states(shape: ModelArchitecture, config: ExperimentConfig) -> float:
-    """Bytes of weights, gradients and optimizer states on one rank, without what ZeRO 3 gathers for a time."""
-    trainer = estimate_memory(shape, config, None)[0]
-    states = sum(trainer.gib(name) for name in ("weights", "gradients", "optimizer")) * GIB
-    lora, size = config.model.lora, {"float32": 4, "bfloat16": 2}[config.model.dtype]
-    parameters = shape.num_parameters + (adapter_parameters(shape, lora) if lora is not None else 0)
-    return states - (size * parameters if config.execution.zero_stage == 3 else 0)
-
-
-def adapted_model(lora: LoRAConfig, config: PreTrainedConfig, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
-    model = model_of(config, dtype)
-    Adapter(model, lora, seed=0)
-    return model.train()
-
-
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("lora", [ALL, SOME], ids=["all", "some"])
-def test_the_parameters_of_an_adapter_are_counted(kind, lora):
-    model, shape = adapted_model(lora, config_of(kind)), architecture(config_of(kind))
-    trained = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
-    assert adapter_parameters(shape, lora) == trained
-    linear = {name for name, module in model_of(config_of(kind)).named_modules() if type(module) is torch.nn.Linear}
-    assert set(linear_layers(shape)) == linear - {"lm_head"}
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("lora", [ALL, DROPPED], ids=["plain", "with dropout"])
-def test_an_adapted_layer_saves_no_more_than_the_counted_bytes(lora, dtype):
-    longer, shorter = (
-        kept_bytes(adapted_model(lora, config_of("qwen2 untied", num_hidden_layers=layers), dtype)) for layers in (3, 2)
-    )
-    shape, measured = architecture(config_of("qwen2 untied")), (longer - shorter) / (2 * 48)
-    saved, _ = adapter_activation_bytes(shape, lora, DTYPES[dtype])
-    counted = layer_activation_bytes(shape, DTYPES[dtype], by_sequence=False) + saved / shape.num_layers
-    assert measured <= counted < 1.25 * measured
-
+# ---- a model of 7 B, by hand ----
 
 QWEN_7B = architecture_of(ModelConfig(path="Qwen/Qwen2.5-Math-7B"))
 P, LIVE = 7_615_616_512, 1_050_000_000
@@ -370,6 +392,10 @@ DISTILLED = TERM.format("distillation", "{kind: distillation}")
 KL = f"objective.terms=[{DISTILLED}, {TERM.format('kl', '{kind: kl, estimator: k3}')}]"
 FOLLOWS = "rl.reference={refresh_every: 10}"
 REFERENCE, SHARDED, MOVED = "method=reinforce_pp", "execution.zero_stage=3", "execution.offload_parameters=true"
+
+
+def experiment(*overrides: str) -> ExperimentConfig:
+    return load_experiment(SEVEN_B, ["execution.ray.placement=disaggregated", *overrides])
 
 
 @pytest.mark.parametrize(
@@ -400,96 +426,63 @@ def test_the_parts_of_a_trainer_of_7b_by_hand(overrides, parts):
     assert trainer.total_gib == pytest.approx(sum(part.gib for part in trainer.components))
 
 
-def experiment(*overrides: str) -> ExperimentConfig:
-    return load_experiment(SEVEN_B, ["execution.ray.placement=disaggregated", *overrides])
+def test_sharing_offloading_and_checkpointing_make_room():
+    def total(*overrides: str) -> float:
+        return estimate_memory(QWEN_7B, experiment(*overrides), 79.0)[0].total_gib
 
+    assert total("execution.offload_optimizer=true") < total() < total("execution.gradient_checkpointing=false")
+    assert total("execution.zero_stage=3") < total() < total("execution.zero_stage=1")
+    assert total(ADAPTED) < total() - 12
 
-def test_ranks_that_share_sequences_hold_their_slice_of_the_activations():
+    chunk = "execution.logprob_chunk_tokens=32768"
     alone, shared = (
-        estimate_memory(QWEN_7B, experiment("execution.logprob_chunk_tokens=32768", *more), 79.0)[0]
-        for more in ((), ("execution.sequence_parallel=4",))
+        estimate_memory(QWEN_7B, experiment(chunk, *more), 79.0)[0] for more in ((), ("execution.sequence_parallel=4",))
     )
     for part in ("activations", "logits"):
         assert shared.gib(part) == pytest.approx(alone.gib(part) / 4, rel=1e-3)
     assert shared.gib("weights") == alone.gib("weights") and shared.gib("optimizer") == alone.gib("optimizer")
 
 
-def test_an_engine_gives_the_rest_of_its_share_to_the_cache():
-    engine = rl_engine_memory(QWEN_7B, experiment("execution.vllm.gpu_memory_utilization=0.9"), 79.0)
-    assert engine.total_gib == pytest.approx(0.9 * 79) == engine.limit_gib
-    halved = rl_engine_memory(QWEN_7B, experiment("execution.vllm.tensor_parallel_size=2"), None)
-    assert halved.count == 16
-    assert halved.gib("weights") == pytest.approx(P / GIB)
-    assert halved.gib("KV cache") == pytest.approx((1024 + 8192) * PER_TOKEN / 2)
-    # Key heads are repeated where there are fewer than GPUs.
-    on_four, on_many = (
-        rl_engine_memory(QWEN_7B, experiment(f"execution.vllm.tensor_parallel_size={ways}"), None) for ways in (4, 28)
-    )
-    assert on_four.gib("KV cache") == on_many.gib("KV cache") == pytest.approx(halved.gib("KV cache") / 2)
-
-
-def test_each_engine_has_room_for_the_longest_response_of_its_own_stage():
-    config = experiment("difficulty={engine: vllm, max_response_tokens: 16384}", "evaluation.max_response_tokens=4096")
-    assert rl_engine_memory(QWEN_7B, config, None).gib("KV cache") == pytest.approx((1024 + 8192) * PER_TOKEN)
-    least = {gpu.name: gpu.gib("KV cache") for gpu in generation_memory(QWEN_7B, config, None, config.stages)}
-    expected = {"GPU in evaluation": (1024 + 4096) * PER_TOKEN, "GPU in difficulty": (1024 + 16384) * PER_TOKEN}
-    assert least == pytest.approx(expected)
-
-
-@pytest.mark.parametrize(("bound", "prompt"), [("null", 1024 + 8192), ("2048", 2048)])
-def test_an_engine_has_room_for_the_prompts_of_a_second_round(bound, prompt):
-    config = experiment("method=lte", f"objective.group.retry.max_prompt_tokens={bound}")
-    assert rl_engine_memory(QWEN_7B, config, None).gib("KV cache") == pytest.approx((prompt + 8192) * PER_TOKEN)
-
-
-def test_evaluations_take_the_gpus_of_all_their_engines():
-    config = experiment("execution.vllm={engines: 3, tensor_parallel_size: 2}")
-    (found,) = generation_memory(QWEN_7B, config, 79.0, ("evaluate",))
-    assert (found.name, found.count) == ("GPU in evaluation", 6)
-    assert found.gib("weights") == pytest.approx(P / GIB)
-    assert found.total_gib == pytest.approx(0.55 * 79)
-    assert generation_memory(QWEN_7B, config, 79.0, ("sweep",)) == (found,)
-    served = experiment("evaluation.engine=openai", "execution.server.urls=[http://a]", "execution.vllm.engines=1")
-    assert generation_memory(QWEN_7B, served, 79.0, ("evaluate", "rl")) == ()
+ROOM = (1024 + 8192) * PER_TOKEN
+ASKING = ("difficulty={engine: vllm, max_response_tokens: 16384}", "evaluation.max_response_tokens=4096")
+SECOND_ROUND = "objective.group.retry.max_prompt_tokens"
+THREE = ("execution.vllm={engines: 3, tensor_parallel_size: 2}",)
+HALVED = {"weights": P / GIB, "total": 0.55 * 79}
 
 
 @pytest.mark.parametrize(
-    ("prompt", "vocabulary", "dtype"),
-    [(256, 64, torch.float32), (256, 64, torch.bfloat16), (8, 8192, torch.float32)],
-    ids=["in its prompts, float32", "in its prompts, bfloat16", "in its sampler"],
+    ("overrides", "gpu_gib", "stage", "count", "parts"),
+    [
+        # An engine gives the rest of its share to the cache.
+        (("execution.vllm.gpu_memory_utilization=0.9",), 79.0, "rl", 8, {"total": 0.9 * 79, "limit": 0.9 * 79}),
+        (("execution.vllm.tensor_parallel_size=2",), None, "rl", 16, {"weights": P / GIB, "KV cache": ROOM / 2}),
+        # Key heads are repeated where there are fewer than GPUs.
+        (("execution.vllm.tensor_parallel_size=4",), None, "rl", 32, {"KV cache": ROOM / 4}),
+        (("execution.vllm.tensor_parallel_size=28",), None, "rl", 224, {"KV cache": ROOM / 4}),
+        # It has room for the longest response of its own stage.
+        (ASKING, None, "rl", 8, {"KV cache": ROOM}),
+        (ASKING, None, "evaluate", 8, {"KV cache": (1024 + 4096) * PER_TOKEN}),
+        (ASKING, None, "difficulty", 8, {"KV cache": (1024 + 16384) * PER_TOKEN}),
+        # And for the prompts of a second round.
+        (("method=lte", f"{SECOND_ROUND}=null"), None, "rl", 8, {"KV cache": (1024 + 8192 + 8192) * PER_TOKEN}),
+        (("method=lte", f"{SECOND_ROUND}=2048"), None, "rl", 8, {"KV cache": (2048 + 8192) * PER_TOKEN}),
+        (THREE, 79.0, "evaluate", 6, HALVED),
+        (THREE, 79.0, "sweep", 6, HALVED),
+    ],
 )
-def test_the_estimate_bounds_the_peak_of_the_embedded_engine(prompt, vocabulary, dtype, monkeypatch):
-    response = 2
-    config = config_of("qwen2 untied", vocab_size=vocabulary)
-    model = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation="sdpa").eval()
-    engine = TransformersEngine(model, batch_size=8)
-    requests = [RolloutRequest(tuple(range(i, prompt - i % 2 + i)), seed=i) for i in range(8)]
-    requests = [RolloutRequest(tuple(token % vocabulary for token in each.prompt_ids), each.seed) for each in requests]
-    tracker, next_logits = MemTracker(), engine._next_logits
+def test_the_parts_of_an_engine_of_7b_by_hand(overrides, gpu_gib, stage, count, parts):
+    config = experiment(*overrides)
+    if stage == "rl":
+        engine = rl_engine_memory(QWEN_7B, config, gpu_gib)
+    else:
+        (engine,) = generation_memory(QWEN_7B, config, gpu_gib, (stage,))
+        assert engine.name == f"GPU in {'difficulty' if stage == 'difficulty' else 'evaluation'}"
+    totals = {"total": engine.total_gib, "limit": engine.limit_gib}
+    found = {name: totals[name] if name in totals else engine.gib(name) for name in parts}
+    assert (engine.count, found) == (count, pytest.approx(parts))
 
-    def forgetting_modules(*arguments: Any) -> torch.Tensor:
-        tracker.reset_mod_stats()  # it refuses a second pass through a module that it remembers
-        return next_logits(*arguments)
 
-    monkeypatch.setattr(engine, "_next_logits", forgetting_modules)
-    monkeypatch.setattr(transformers_engine, "_LARGE", 2**62)  # weights are packed on CPUs alone
-    tracker.track_external(engine.model)
-    with tracker:
-        engine.generate(requests, SamplingParams(0.7, response, stop_token_ids=(), top_p=0.9))
-    weights = sum(parameter.nbytes for parameter in engine.model.parameters())
-    measured = tracker.get_tracker_snapshot("peak")[torch.device("cpu")]["Total"] - weights
-
-    embedded = experiment(
-        "evaluation.engine=transformers",
-        "execution.vllm.engines=1",
-        "execution.rollout_batch_size=8",
-        f"data.max_prompt_tokens={prompt}",
-        f"evaluation.max_response_tokens={response}",
-        f"model.dtype={str(dtype).removeprefix('torch.')}",
-    )
-    (found,) = generation_memory(architecture(config), embedded, None, ("evaluate",))
-    estimated = sum(part.gib for part in found.components if part.name not in ("weights", "process")) * GIB
-    assert 0.99 * measured <= estimated <= 1.6 * measured
+SERVED = ("evaluation.engine=openai", "execution.server.urls=[http://a]")
 
 
 def test_colocated_the_trainer_stays_and_the_engine_sleeps():
@@ -499,6 +492,11 @@ def test_colocated_the_trainer_stays_and_the_engine_sleeps():
     assert update.gib("engine KV cache") == 0 < update.gib("engine, asleep")
     sharded = estimate_memory(QWEN_7B, load_experiment(SEVEN_B, ["execution.zero_stage=3"]), 79.0)[0]
     assert sharded.gib("gradients") > 0  # ZeRO 3 holds them in a buffer of its own
+    served = experiment(*SERVED, "execution.vllm.engines=1")
+    assert generation_memory(QWEN_7B, served, 79.0, ("evaluate", "rl")) == ()
+
+
+SFT = "sft={epochs: 1, batch_size: 64, optimizer: {lr: 5e-5}}"
 
 
 def test_an_engine_kept_for_evaluations_counts_beside_training():
@@ -508,22 +506,20 @@ def test_an_engine_kept_for_evaluations_counts_beside_training():
 
     assert asleep() == {"shared GPU in a rollout": 2, "shared GPU in an update": 2}
     assert asleep("execution.vllm.engines=2") == asleep("evaluation.engine=transformers") == dict.fromkeys(asleep(), 0)
-    sft = "sft={epochs: 1, batch_size: 64, optimizer: {lr: 5e-5}}"
-    local = asleep("cluster=local", "rl.engine=vllm", "chain=sft_then_rl", "rl.max_staleness=0", sft)
+    local = asleep("cluster=local", "rl.engine=vllm", "chain=sft_then_rl", "rl.max_staleness=0", SFT)
     # RL has it in its own process.
     assert local == {"GPU in SFT": 2, "shared GPU in a rollout": 0, "shared GPU in an update": 0}
 
 
 def test_an_engine_that_validates_sft_counts_beside_its_trainer():
-    validated = ["cluster=local", "chain=sft", "sft={epochs: 1, batch_size: 64, optimizer: {lr: 5e-5}, engine: vllm}"]
-    validated += ["sft.validation={every: 9, source: validation, max_response_tokens: 4096}", "method=sft"]
-    config = load_experiment(SEVEN_B, [*validated, "data.validation_prompts=64"])
-    validation, update = estimate_memory(QWEN_7B, config, None)
+    validated = ["cluster=local", "chain=sft", SFT, "sft.engine=vllm", "method=sft", "data.validation_prompts=64"]
+    validated += ["sft.validation={every: 9, source: validation, max_response_tokens: 4096}"]
+    validation, update = estimate_memory(QWEN_7B, load_experiment(SEVEN_B, validated), None)
     assert (validation.name, update.name) == ("shared GPU in a validation of SFT", "GPU in SFT")
     assert validation.gib("weights") == pytest.approx(validation.gib("engine weights"))
     assert validation.gib("engine KV cache") == pytest.approx((1024 + 4096) * PER_TOKEN)
     assert validation.gib("logits") == 0 < validation.gib("optimizer") == update.gib("optimizer")
-    assert 0 < update.gib("engine, asleep") < 1
+    assert 0 < update.gib("engine, asleep") < 1  # of the process only what the trainer's has not anyway
 
 
 def test_a_reward_model_counts_on_the_gpus_of_the_stages_that_it_scores_in(tmp_path):
@@ -540,17 +536,6 @@ def test_a_reward_model_counts_on_the_gpus_of_the_stages_that_it_scores_in(tmp_p
     assert both.total_gib > alone.total_gib
     on_cpu = load_experiment(SEVEN_B, [reward, "execution.reward_device=cpu"])
     assert not any(gpu.gib("reward model") for gpu in estimate_memory(QWEN_7B, on_cpu, 79.0))
-    stages = ("prepare_data", "base", "rl", "evaluate")
-    served = ["evaluation.engine=openai", "execution.server.urls=[http://a]"]
     for config, expected in ((colocated, [1, 0, 8, 8]), (on_cpu, [0, 0, 8, 8])):
-        assert [gpus_of_stage(config, stage) for stage in stages] == expected
-    assert gpus_of_stage(load_experiment(SEVEN_B, [reward, *served]), "evaluate") == 1
-
-
-def test_offloading_and_checkpointing_make_room():
-    def total(*overrides: str) -> float:
-        return estimate_memory(QWEN_7B, experiment(*overrides), 79.0)[0].total_gib
-
-    assert total("execution.offload_optimizer=true") < total() < total("execution.gradient_checkpointing=false")
-    assert total("execution.zero_stage=3") < total() < total("execution.zero_stage=1")
-    assert total(ADAPTED) < total() - 12
+        assert [gpus_of_stage(config, stage) for stage in ("prepare_data", "base", "rl", "evaluate")] == expected
+    assert gpus_of_stage(load_experiment(SEVEN_B, [reward, *SERVED]), "evaluate") == 1

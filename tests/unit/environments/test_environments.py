@@ -1,0 +1,430 @@
+"""From configuration to environments, mixtures and rubrics: what is refused at the start, what plays, what rewards."""
+
+import asyncio
+import json
+import threading
+from contextlib import closing
+from dataclasses import replace
+
+import pytest
+from pydantic import ValidationError
+from support.patience import wait_until
+from support.refusals import refused
+from synthetic import episode_measures
+from synthetic.endpoint import CHAT, Endpoint, completion
+
+from luffy.config.environment import (
+    CustomEnvironment,
+    EpisodeLimits,
+    EpisodeScoring,
+    GuessNumberEnvironment,
+    JudgeMeasure,
+    MixtureEnvironment,
+    ToolsEnvironment,
+)
+from luffy.config.grading import JudgeGrader
+from luffy.data.conversations import ConversationEncoder
+from luffy.data.row_filters import with_instructions
+from luffy.data.tokenizer import build_tokenizer
+from luffy.environments import after_thinking, xml_fields
+from luffy.environments.environment import ScoringEnvironment
+from luffy.environments.limits import LateCall
+from luffy.environments.live_episode import FailedEpisode, called
+from luffy.environments.registry import (
+    check_template,
+    instructions_by_source,
+    instructions_of,
+    open_environment,
+    open_scored,
+)
+from luffy.environments.relative import shortest_correct
+from luffy.environments.rubric import EpisodeScorer, EpisodeView, NoVerdict
+from luffy.errors import DataError, LostError
+from luffy.grading.judge import Judges
+from luffy.grading.request import Problem
+from luffy.types import Message, Prompt
+
+# ---- classes of one's own ----
+
+MODULE = """
+import asyncio
+
+from luffy.types import Message
+
+class CountTo:
+    def __init__(self, limit: int) -> None:
+        self.limit = self.left = limit
+
+    async def reset(self, problem):
+        return ()
+
+    async def respond(self, conversation):
+        self.left -= 1
+        return [Message("user", f"{self.left} turns left")] if self.left else None
+
+    def counts(self):
+        return {"turns_taken": float(self.limit - self.left)}
+
+    async def close(self):
+        pass
+
+class Synchronous(CountTo):
+    def respond(self, conversation):
+        return None
+
+class Nothing:
+    pass
+
+class AwaitedCounts(CountTo):
+    async def counts(self):
+        return {}
+
+class Fails(CountTo):
+    def __init__(self, limit):
+        raise OSError(f"no {limit}")
+
+class FailsToCount(CountTo):
+    def counts(self):
+        return None
+
+class Slow(CountTo):
+    async def respond(self, conversation):
+        await asyncio.Event().wait()
+
+class GivesUp(CountTo):
+    async def respond(self, conversation):
+        raise TimeoutError("the service is slow today")
+
+class Scores(Slow):
+    async def score(self, conversation):
+        await asyncio.Event().wait()
+
+def function(limit):
+    return CountTo(limit)
+"""
+OWN = "custom_environments_of_a_test"
+
+
+@pytest.fixture(autouse=True)
+def module(tmp_path, monkeypatch):
+    (tmp_path / f"{OWN}.py").write_text(MODULE)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+
+
+def custom(name, **options):
+    return CustomEnvironment(kind="custom", factory=f"{OWN}:{name}", options=options, instructions="Count.")
+
+
+def played(environment, turns, problem=None):
+    """Its answers to the turns, each the whole conversation."""
+
+    async def play():
+        assert await environment.reset(problem or Problem()) == ()
+        answers = [await environment.respond([Message("user", "?"), Message("assistant", turn)]) for turn in turns]
+        await environment.close()
+        return [answer and answer[0].content for answer in answers]
+
+    return asyncio.run(play())
+
+
+def test_a_class_of_ones_own_is_made_for_every_episode_with_its_options():
+    make = open_environment(custom("CountTo", limit=2))
+    first, second = make(), make()
+    assert played(first, ["a", "b"]) == ["1 turns left", None]
+    assert first.counts() == {"turns_taken": 2.0} and second.counts() == {"turns_taken": 0.0}
+    assert instructions_of(custom("CountTo", limit=2)) == "Count."
+
+
+def test_a_method_that_hangs_ends_after_its_time_limit():
+    def limited(name):
+        return open_environment(custom(name, limit=2).model_copy(update={"timeout_s": 0.05}))()
+
+    scoring = limited("Scores")
+    assert isinstance(scoring, ScoringEnvironment) and not isinstance(limited("Slow"), ScoringEnvironment)
+    for awaited, method in ((limited("Slow").respond([]), "respond"), (scoring.score([]), "score")):
+        with pytest.raises(LateCall, match=rf"{method} did not end within 0.05 s .environment\.timeout_s"):
+            asyncio.run(awaited)
+    with pytest.raises(TimeoutError, match="slow today"):
+        asyncio.run(limited("GivesUp").respond([]))
+
+
+# ---- tools, and templates that have to write their results ----
+
+
+def tools(*names, **settings):
+    return ToolsEnvironment(kind="tools", tools=names, **settings)
+
+
+def test_instructions_of_tools_are_those_of_the_format_unless_they_are_not_to_be_described():
+    texts = {instructions_of(tools("calculator", calls=calls)) for calls in ("hermes", "llama3", "xml")}
+    assert len(texts) == 3 and all("calculator" in text for text in texts)
+    assert instructions_of(tools("calculator", describe=False)) == ""
+
+
+TEMPLATE = (
+    "{% for m in messages %}TOOL{{ m.role }}\n{{ m.content }}<|eos|>{% endfor %}"
+    "{% if add_generation_prompt %}assistant\n{% endif %}"
+)
+RAISES = "{% if m.role == 'tool' %}{{ raise_exception('unknown role') }}{% endif %}"
+ALTERNATES = (
+    "{% if m.role == 'tool' and messages[loop.index0 - 1].role != 'assistant' %}"
+    "{{ raise_exception('roles must alternate') }}{% endif %}"
+)
+DROPS = "{% if m.role == 'tool' %}{% continue %}{% endif %}"
+
+
+@pytest.mark.parametrize("history", ["exact", "as_sampled", "branching"])
+@pytest.mark.parametrize(
+    ("clause", "words"),
+    [(RAISES, "unknown role"), (ALTERNATES, "roles must alternate"), (DROPS, "leaves out a message")],
+)
+def test_a_template_that_cannot_write_results_of_tools_is_refused(history, clause, words):
+    def check(calls, clause):
+        tokenizer = build_tokenizer(["user assistant tool 0"] * 4)
+        tokenizer.chat_template = TEMPLATE.replace("TOOL", clause)
+        config = tools("calculator", calls=calls, limits=EpisodeLimits(history=history))
+        check_template(config, ConversationEncoder(tokenizer, history))
+
+    with refused("results of tools are messages of the role tool: ", words):
+        check("llama3", clause)
+    check("hermes", clause)  # whose results are messages of the user
+    check("llama3", "")
+
+
+# ---- mixtures ----
+
+SUM = Prompt("p", "sums", (Message("user", "?"),), "")
+POEM = replace(SUM, data_source="poems")
+UNPLAYED = "no part plays the data source 'poems'; add it to the `plays` of one ("
+
+
+def mixture(game=None, **scoring):
+    parts = {
+        "tools": {"environment": {"kind": "tools", "tools": ["calculator"]}, "plays": ["sums", "products"]},
+        "game": game or {"environment": {"kind": "guess_number"}, "plays": ["games"]},
+    }
+    return MixtureEnvironment.model_validate_json(json.dumps({"kind": "mixture", "parts": parts, "scoring": scoring}))
+
+
+def test_the_part_that_names_the_data_source_plays_and_gives_the_instructions():
+    game, products = open_environment(mixture())(), open_environment(mixture())()
+    assert played(game, ["3"], Problem(data_source="games", extra_info={"number": 5})) == ["higher"]
+    assert game.counts() == {
+        "part/tools": 0.0, "part/game": 1.0,
+        "game/guesses": 1.0, "game/turns_without_guess": 0.0, "game/found": 0.0,
+    }  # fmt: skip
+    assert played(products, [], Problem(data_source="products")) == []
+    assert products.counts()["part/tools"] == 1.0
+    prompts = with_instructions([SUM, replace(SUM, data_source="games")], instructions_by_source(mixture()))
+    assert "calculator" in prompts[0].messages[0].content
+    assert prompts[1].messages == SUM.messages
+    with refused(UNPLAYED):
+        played(open_environment(mixture())(), [], Problem(data_source="poems"))
+    with refused(UNPLAYED):
+        with_instructions([POEM], instructions_by_source(mixture()))
+
+
+def test_a_count_of_one_part_weighs_nothing_in_the_other():
+    _, scorer = open_scored(mixture(weights={"answer": 1.0, "tools/tool_errors": -0.1, "game/found": 0.5}))
+    assert scorer.reward(1.0, {"game/found": 1.0}) == 1.5
+    assert scorer.reward(1.0, {"tools/tool_errors": 2.0}) == pytest.approx(0.8)
+
+
+@pytest.mark.parametrize(
+    ("environment", "plays", "message"),
+    [
+        ({"kind": "guess_number"}, ["sums"], "sums is played by tools already"),
+        ({"kind": "guess_number", "limits": {"max_turns": 3}}, ["games"], "the mixture has one for all parts"),
+        ({"kind": "mixture", "parts": {}}, ["games"], "mixture"),
+    ],
+)
+def test_parts_that_cannot_be_told_apart_are_refused(environment, plays, message):
+    with pytest.raises(ValidationError, match=message):
+        mixture({"environment": environment, "plays": plays})
+
+
+# ---- the game of guessing a number, and what environments of one's own read a turn with ----
+
+SAID = "Please guess a whole number."
+GAME = GuessNumberEnvironment(kind="guess_number")
+
+
+@pytest.mark.parametrize(
+    ("number", "turns", "answers", "counts"),
+    [
+        (37, ["50", "I guess 25!", "37<|im_end|>"], ["lower", "higher", None], (3.0, 0.0, 1.0)),
+        (3, ["no idea", "<think>perhaps 3", "3.5", "1" * 40, ""], [SAID] * 5, (0.0, 5.0, 0.0)),
+        # The last whole number after the reasoning is the guess.
+        (5, ["<think>It is 5.</think> 7", "between 1 and 4", "-5"], ["lower", "higher", "higher"], (3.0, 0.0, 0.0)),
+        (5, ["3-4", "**5**"], ["higher", None], (2.0, 0.0, 1.0)),
+        *((5, [turn], [None], (1.0, 0.0, 1.0)) for turn in ("\\boxed{5}", "<answer>5</answer>.", "My guess is 5.")),
+    ],
+)
+def test_a_game_answers_and_counts_guesses_until_the_right_one(number, turns, answers, counts):
+    game = open_environment(GAME)()
+    assert played(game, turns, Problem(extra_info={"number": number})) == answers
+    assert game.counts() == dict(zip(("guesses", "turns_without_guess", "found"), counts, strict=True))
+
+
+@pytest.mark.parametrize("info", [{}, {"number": "5"}, {"number": True}])
+def test_a_problem_without_a_number_is_refused(info):
+    with refused("quiz: guess_number needs a whole number as extra_info.number", error=DataError):
+        played(open_environment(GAME)(), [], Problem(data_source="quiz", extra_info=info))
+
+
+def test_only_the_text_after_the_reasoning_is_left_and_fields_are_the_first_elements_of_their_names():
+    for turn, reply in {
+        "<think>a</think>b": "b", "a</think>b": "b", "<think>a</think>b<think>c</think>d": "d", "plain": "plain",
+        "<think>never closed": "", "<think>a</think>b<think>again": "", "": "",
+    }.items():  # fmt: skip
+        assert after_thinking(turn) == reply
+    text = "<reasoning>\nwhy\n</reasoning>\n<code>x = 1</code><code>second</code><empty></empty><open>"
+    found = {"reasoning": "why", "code": "x = 1", "answer": None, "empty": "", "open": None}
+    assert xml_fields(text, ["reasoning", ("code", "answer"), "empty", "open"]) == found
+
+
+# ---- rubrics: named measures, and the reward that their weights make ----
+
+COMPLETION = (Message("assistant", "3 + 4"), Message("user", "7"), Message("assistant", "7"))
+VIEW = EpisodeView((Message("user", "Begin."),), COMPLETION, "7", {"level": 1}, "sums", {"calls": 2.0})
+
+
+def scorer(counts=("calls",), **scoring):
+    measures = {name: f"synthetic.episode_measures:{path}" for name, path in scoring.pop("measures", {}).items()}
+    return EpisodeScorer(EpisodeScoring(measures=measures, **scoring), counts)
+
+
+def test_measures_see_what_they_ask_for_and_those_with_weights_make_the_reward():
+    asked = scorer(measures={"length": "words", "right": "is_right", "turns_by_level": "as_in_verifiers"})
+    assert asyncio.run(asked.measure(VIEW)) == {"length": 4.0, "right": 1.0, "turns_by_level": 3.0}
+    assert asked.reward(0.5, {"length": 4.0}) == 0.5 and not asked.needs_demonstrations
+    weights = {"answer": 1.0, "calls": -0.1, "length": 0.01, "turns": 0.5}
+    rubric = scorer(weights=weights, measures={"length": "words"})
+    assert rubric.reward(1.0, {"calls": 2.0, "length": 4.0, "turns": 2.0}) == pytest.approx(1 - 0.2 + 0.04 + 1.0)
+    assert rubric.needs_demonstrations
+
+
+@pytest.fixture
+def released():
+    """Lets measures that hang end after the test."""
+    yield
+    episode_measures.EVENT.set()
+    wait_until(lambda: not any(thread.name == "limited call" for thread in threading.enumerate()))
+    episode_measures.EVENT.clear()
+
+
+@pytest.mark.parametrize(
+    ("function", "error", "message"),
+    [
+        ("breaks", ValueError, ""),
+        ("says_nothing", TypeError, ""),
+        ("hangs", LateCall, r"measure bad did not end within 0\.05 s"),
+        ("never_comes", LateCall, r"measure bad did not end within 0\.05 s"),
+    ],
+)
+def test_a_measure_that_fails_or_hangs_is_no_silent_zero(function, error, message, released):
+    limit = {"timeout_s": 0.05} if error is LateCall else {}
+    with pytest.raises(error, match=message):
+        asyncio.run(scorer(measures={"bad": function}, **limit).measure(VIEW))
+
+
+def test_no_more_than_sixteen_measures_run_at_once():
+    rubric = scorer((), measures={"met": "meets_fifteen_others"})
+
+    async def measure_all():
+        return await asyncio.gather(*(rubric.measure(VIEW) for _ in range(32)))
+
+    assert asyncio.run(measure_all()) == [{"met": 16.0}] * 32
+
+
+def test_the_shortest_correct_episodes_of_a_group():
+    said = [[{"role": "assistant", "content": text}, {"role": "user", "content": "x" * 9}] for text in ("ab", "a", "b")]
+    for correct, found in (([1, 0, 1], [0, 0, 1]), ([0, 1, 1], [0, 1, 1]), ([0, 0, 0], [0, 0, 0])):
+        assert shortest_correct(said, list(map(bool, correct))) == found
+
+
+def judged(url, **settings):
+    judge = JudgeGrader(url=url, model="j", retries=0)
+    return JudgeMeasure(kind="judge", rubric="Is it polite?", judge=judge, **settings)
+
+
+def judge_says(text, folder, **settings):
+    """The measures of VIEW by a judge that says the text, and what the judge was asked; it is gone without a text."""
+    endpoint = Endpoint(lambda path, body: completion(text), (CHAT,))
+    with closing(endpoint), closing(Judges(folder)) as judges:
+        url = f"{endpoint.url}/v1" if text else "http://127.0.0.1:9/v1"
+        scorer = EpisodeScorer(EpisodeScoring(measures={"polite": judged(url, **settings)}), (), judges=judges)
+        found = asyncio.run(called(scorer.measure(VIEW)))
+        assert asyncio.run(scorer.measure(VIEW)) == found
+    ((_, body),) = endpoint.asked  # the second time, the verdict was remembered
+    return found, body["messages"][0]["content"]
+
+
+def test_a_judge_measures_an_episode_by_a_rubric(tmp_path):
+    found, asked = judge_says("Well. VERDICT: MET", tmp_path)
+    assert found == {"polite": 1.0}
+    assert "[Rubric]\nIs it polite?" in asked and "assistant: 3 + 4\n\nuser: 7\n\nassistant: 7" in asked
+    found, asked = judge_says("Well. VERDICT: UNMET", tmp_path, shows="reply")
+    assert found == {"polite": 0.0}
+    assert "[Response]\n7\n" in asked
+    measure = judged("http://h/v1")
+    assert JudgeMeasure.model_validate_json(measure.model_dump_json()) == measure, "as a stage writes it"
+    with pytest.raises(ValidationError, match="prompt has no effect here"):
+        judge = {"url": "http://h", "model": "j", "prompt": "{reference} {answer}"}
+        JudgeMeasure.model_validate({"kind": "judge", "rubric": "x", "judge": judge})
+
+
+def test_a_judge_without_a_verdict_is_no_silent_zero_and_one_that_is_gone_no_failure_of_the_episode(tmp_path):
+    with pytest.raises(FailedEpisode) as failed:
+        judge_says("I cannot say.", tmp_path)
+    assert isinstance(failed.value.__cause__, NoVerdict)
+    assert str(failed.value.__cause__).startswith("measure polite: judge: the reply holds no verdict")
+    with pytest.raises(LostError, match=r"measure polite: judge: http://127\.0\.0\.1:9/v1: no answer"):
+        judge_says("", tmp_path)
+
+
+# ---- what is refused before the first episode ----
+
+AT_ONCE, NO_OPTIONS = (
+    "fails before the first episode: ",
+    "does not take environment.options: missing a required argument",
+)
+
+
+def guessing(weights=None, **measures):
+    paths = {name: f"synthetic.episode_measures:{path}" for name, path in measures.items()}
+    scoring = {"measures": paths, **({"weights": weights} if weights else {})}
+    return GuessNumberEnvironment.model_validate({"kind": "guess_number", "scoring": scoring})
+
+
+@pytest.mark.parametrize(
+    ("environment", "words"),
+    [
+        (custom("Missing"), "cannot be imported"),
+        (custom("function", limit=2), "is a function; it has to be a class"),
+        (custom("Nothing"), "needs `async def reset`"),
+        (custom("Synchronous", limit=2), "needs `async def respond`"),
+        (custom("AwaitedCounts", limit=2), "needs `def counts`"),
+        (custom("Fails", limit=2), f"{AT_ONCE}OSError: no 2"),
+        (custom("FailsToCount", limit=2), f"{AT_ONCE}TypeError"),
+        (custom("CountTo"), f"{NO_OPTIONS}: 'limit'"),
+        (custom("CountTo", limits=3), NO_OPTIONS),
+        (tools("synthetic.sample_tools:text_or_number", calls="xml"), "calls: xml cannot tell apart"),
+        (tools("synthetic.sample_tools:with_stale_docs"), "describes `numbre`"),
+        (mixture(weights={"tool_errors": -0.1}), "nothing measures tool_errors"),
+        (guessing({"lenght": 1.0}, length="words"), "nothing measures lenght; there are answer, found, "),
+        (guessing(found="words"), "counts found already"),
+        (guessing(parsed="wants_a_parser"), "asks for parser; a measure may take prompt, completion, answer"),
+        (guessing(gone="not_there"), "cannot be imported"),
+    ],
+)
+def test_an_environment_that_cannot_be_played_or_scored_is_refused(environment, words):
+    with refused(f"environment.factory: {OWN}:" if environment.kind == "custom" else "", words):
+        open_scored(environment)
+
+
+def test_a_group_measure_is_refused_where_it_asks_for_what_an_episode_has():
+    scoring = EpisodeScoring(group_measures={"length": "synthetic.episode_measures:words"})
+    with refused("asks for completion; a measure may take prompt, completions, answer"):
+        EpisodeScorer(scoring, ())
