@@ -154,6 +154,17 @@ def test_a_prefix_never_holds_the_stop_token_and_an_empty_one_makes_a_rollout() 
     assert len(empty.rollouts) == 4
 
 
+def test_a_rung_counts_every_row_before_it_those_with_a_trace_too() -> None:
+    """Half of the rollouts are right, and two thirds of all six rows before the second rung."""
+    rungs = ({"rows": 2, "share": 0.5, "below": 0.6}, {"rows": 1, "share": 0.5, "below": 0.6})
+    engine, (group,) = _collect(
+        [_known("a", 20, 21, 22, 23)], script=(RIGHT, RIGHT, WRONG, WRONG), size=7, off_policy=3,
+        prefix={"length": {"kind": "by_success", "rungs": rungs}},
+    )  # fmt: skip
+    assert [request.prefix_ids for request in engine.requests] == [*[()] * 4, *[(20, 21)] * 2, ()]
+    assert [row.is_correct for row in group.trajectories] == [True, True, False, False, True, True, True]
+
+
 def test_one_trace_may_guide_every_row_and_shared_rows_are_given_the_same() -> None:
     traces = tuple(Demonstration("", tuple(range(start, start + 50)), None) for start in (100, 200))
     task = RolloutTask("a", (5, 6), "7", traces)

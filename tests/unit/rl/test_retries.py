@@ -97,7 +97,7 @@ def test_a_model_without_room_for_the_second_round_is_refused_with_the_number(ch
 
 
 def test_the_rows_that_stay() -> None:
-    hinted = [row_of(reward, source=Source.HINTED) for reward in (0.0, 1.0, 1.0)]
+    hinted = [row_of(reward, (token,), Source.HINTED) for token, reward in ((5, 0.0), (6, 1.0), (7, 1.0))]
     group = Group("p", tuple(row_of(reward) for reward in (1.0, 0.0)))
     for keep, staying, leaving in (
         ("first_correct", [1], [1]),
@@ -108,8 +108,9 @@ def test_the_rows_that_stay() -> None:
         assert [row for row in found.trajectories if row.is_off_policy] == [hinted[place] for place in staying]
         assert found.replaced[: len(leaving)] == tuple(group.trajectories[place] for place in leaving)
         assert len(found.trajectories) == 2 and len(found.replaced) == 3
-    worse = with_hinted_rows(group, hinted[:1], "best")
-    assert [row.reward for row in worse.trajectories] == [0.0, 0.0], "of wrong rows the first one"
+    wrong = [row_of(0.0, (token,), Source.HINTED) for token in (5, 6)]
+    worse = with_hinted_rows(group, wrong, "best")
+    assert worse.trajectories == (group.trajectories[1], wrong[0]), "of wrong rows the first one"
 
 
 @pytest.mark.parametrize("method", ["critique_grpo", "lte"])

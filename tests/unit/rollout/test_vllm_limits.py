@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from support.patience import PATIENCE_S
+from support.refusals import refused
 
 from luffy.config.execution import VLLMConfig
 from luffy.errors import ConfigError, LuffyError
@@ -25,17 +26,6 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def refusal(folder: Path, max_model_len: int | None = None, **config: object) -> str:
-    with pytest.raises(ConfigError) as caught:
-        VLLMEngine.from_folder(folder, VLLMConfig.model_validate(config), "float32", max_model_len=max_model_len)
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
-
-
-def test_a_folder_without_a_model(tmp_path: Path) -> None:
-    assert refusal(tmp_path) == f"{tmp_path}: not a model folder: it has no config.json"
-
-
 @pytest.mark.parametrize(("own", "expected"), [(None, 17), (5, 5), (40, 17)])
 def test_a_request_s_own_limit_lowers_that_of_all(own: int | None, expected: int) -> None:
     request = RolloutRequest((1, 2), seed=0, prefix_ids=(3, 4, 5), max_new_tokens=own)
@@ -43,23 +33,23 @@ def test_a_request_s_own_limit_lowers_that_of_all(own: int | None, expected: int
 
 
 @pytest.mark.parametrize(
-    ("config", "said"),
+    ("num_gpus", "longest", "config", "named"),
     [
-        ({"tensor_parallel_size": 3}, "tensor_parallel_size: 3 does not divide the 8 attention heads"),
-        ({"max_model_len": 1025}, "1025 tokens together are longer than the model's context of 1024"),
-        ({"max_num_batched_tokens": 64}, "64 is less than one sequence of 1024 tokens"),
+        (0, None, {"tensor_parallel_size": 3}, ("tensor_parallel_size: 3", "8 attention heads")),
+        (0, 1025, {}, ("1025", "1024")),
+        (0, None, {"max_num_batched_tokens": 64}, ("64", "1024")),
+        (0, None, {"tensor_parallel_size": 4}, ("4", "(0)", "use 1 at most")),
+        (1, None, {"tensor_parallel_size": 4}, ("4", "(1)", "use 1 at most")),
+        (2, None, {"tensor_parallel_size": 4}, ("4", "(2)", "use 2 at most")),
     ],
 )
-def test_what_the_model_does_not_allow_is_refused(folder, monkeypatch, config, said):
+def test_what_model_and_machine_do_not_allow_is_refused(folder, monkeypatch, num_gpus, longest, config, named):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert said in refusal(folder, **config)
-
-
-@pytest.mark.parametrize("num_gpus", [0, 1, 2])
-def test_more_gpus_than_there_are(folder: Path, num_gpus: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: num_gpus)
-    message = refusal(folder, tensor_parallel_size=4)
-    assert f"4 is more than the GPUs visible to this process ({num_gpus}); use {max(num_gpus, 1)} at most" in message
+    with refused(*named, error=ConfigError):
+        VLLMEngine.from_folder(folder, VLLMConfig(**config), "float32", max_model_len=longest)
+    with refused(f"{folder}/none", "config.json", error=ConfigError):
+        VLLMEngine.from_folder(folder / "none", VLLMConfig(), "float32")
 
 
 SMOLLM2 = {
@@ -141,16 +131,10 @@ def test_a_thread_waits_for_about_one_turn_of_each_other_thread() -> None:
     assert 1 <= statistics.median(waits) <= 3
 
 
-def test_a_wait_times_out_and_leaves_the_lock_usable() -> None:
+def test_a_wait_times_out_and_an_error_releases_the_lock() -> None:
     lock = FairLock(timeout_s=0.05)
     with lock.held(), pytest.raises(LuffyError, match=r"busy for 0\.05 s"), lock.held():
         raise AssertionError("nobody released the lock")
-    with lock.held():
-        pass
-
-
-def test_the_lock_is_released_after_an_error() -> None:
-    lock = FairLock(timeout_s=PATIENCE_S)
     with pytest.raises(KeyError), lock.held():
         raise KeyError
     with lock.held():

@@ -1,5 +1,7 @@
-"""Engine actors as one engine, of which one may be dead; where processes are placed; how weights reach the engines."""
+"""Several engines as one, of which one may be dead; where processes are placed; how weights are sent."""
 
+import copy
+import importlib.util
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -11,19 +13,29 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from reference.gradient_case import execution, tiny_model
+from reference.sft_case import PLAN
 from support.patience import PATIENCE_S
+from support.refusals import refused
+from synthetic.settings import rl_settings
 
 from luffy.cluster import ray_engine
 from luffy.cluster import weights as sending
 from luffy.cluster.actors import EngineActor, ProcessSetup
+from luffy.cluster.local import LocalCluster, RanksEngine
 from luffy.cluster.ray_engine import RayEngine, shares
 from luffy.cluster.ray_session import Place, by_machine, layout, layout_apart
 from luffy.cluster.supervision import Member, MemberDied, Supervisor
 from luffy.cluster.weights import buckets
-from luffy.config.execution import RayConfig, VLLMConfig
-from luffy.errors import ClusterError
-from luffy.rollout.engine import RolloutRequest
+from luffy.config.execution import ExecutionConfig, RayConfig, VLLMConfig
+from luffy.errors import ClusterError, ConfigError
+from luffy.rollout.engine import RolloutRequest, SamplingParams
 from luffy.rollout.vllm_engine import VLLMEngine
+from luffy.training.checkpoint import CheckpointStore
+from luffy.training.learner import TrainerSpec
+from luffy.training.policy import Policy
+from luffy.training.ranks import LocalRanks
+from luffy.training.supervised import SupervisedRank
 
 
 class Engines:
@@ -85,13 +97,16 @@ def test_each_request_goes_to_one_engine_and_prompts_stay_together(prompts, num_
         assert sum(any(prompts[i] == prompt for i in part) for part in parts.values()) == 1
 
 
-def test_the_engine_with_the_fewest_tokens_gets_the_next_prompt():
-    prompts = [(1,) * 9, (1,) * 9, (2,) * 5, (3,) * 5, (4,) * 5, (5,)]
-    assert shares(requests_of(prompts), 2) == {0: [0, 1], 1: [2, 3, 4, 5]}
-
-
-def test_equal_prompts_are_spread_evenly():
-    assert shares(requests_of([(i,) for i in range(6)]), 3) == {0: [0, 3], 1: [1, 4], 2: [2, 5]}
+@pytest.mark.parametrize(
+    ("prompts", "num_engines", "expected"),
+    [
+        # The engine with the fewest tokens gets the next prompt; equal ones are spread evenly.
+        ([(1,) * 9, (1,) * 9, (2,) * 5, (3,) * 5, (4,) * 5, (5,)], 2, {0: [0, 1], 1: [2, 3, 4, 5]}),
+        ([(i,) for i in range(6)], 3, {0: [0, 3], 1: [1, 4], 2: [2, 5]}),
+    ],
+)
+def test_shares_by_hand(prompts, num_engines, expected):
+    assert shares(requests_of(prompts), num_engines) == expected
 
 
 def test_the_turns_of_an_episode_stay_at_one_engine_and_episodes_at_several() -> None:
@@ -143,31 +158,26 @@ def test_ranks_that_share_sequences_are_on_one_machine():
         by_machine(places, {0: "a", 1: "a", 2: "a", 3: "b"}, together=2)
 
 
-def member(log):
-    return Member("trainer rank 1", handle=None, log=log)
-
-
-def test_who_died_is_named_with_the_end_of_its_log(tmp_path):
-    log = tmp_path / "rank_1.log"
-    log.write_text("".join(f"line {i}\n" for i in range(100)))
-    first, *tail = str(MemberDied(member(log), "died")).splitlines()
-    assert first == f"trainer rank 1 died; the same command resumes the stage. The end of {log}:"
-    assert tail == [f"line {i}" for i in range(85, 100)]
-
-
-@pytest.mark.parametrize(("text", "said"), [(None, "(no log at "), ("", "(the log is empty)")])
-def test_a_log_that_says_nothing_is_no_second_error(tmp_path, text, said):
+@pytest.mark.parametrize(
+    ("text", "end"),
+    [
+        ("".join(f"line {i}\n" for i in range(100)), "".join(f"\nline {i}" for i in range(85, 100))),
+        ("", "(the log is empty)"),
+        (None, "(no log at "),
+    ],
+)
+def test_who_died_is_named_with_the_end_of_its_log(tmp_path, text, end):
     log = tmp_path / "rank_1.log"
     if text is not None:
         log.write_text(text)
-    assert said in str(MemberDied(member(log), "died"))
-
-
-def test_a_closed_cluster_is_waited_for_no_longer(tmp_path):
+    rank = Member("trainer rank 1", handle=None, log=log)
+    said = str(MemberDied(rank, "died"))
+    assert said.startswith("trainer rank 1 died; the same command resumes the stage.") and end in said
+    assert not text or said.splitlines()[0].endswith(f" The end of {log}:") and said.endswith(end)
     supervisor = Supervisor()
     supervisor.close()
     with pytest.raises(ClusterError, match="was closed"):
-        supervisor.answers([member(tmp_path)], ["a reference"], timeout_s=60)
+        supervisor.answers([rank], ["a reference"], timeout_s=60)
 
 
 @pytest.mark.parametrize(
@@ -179,20 +189,19 @@ def test_a_closed_cluster_is_waited_for_no_longer(tmp_path):
     ],
 )
 def test_buckets_hold_the_weights_in_order_up_to_their_size(counts, expected):
-    weights = [(str(i), torch.zeros(count)) for i, count in enumerate(counts)]
-    assert [[name for name, _ in bucket] for bucket in buckets(iter(weights), 16)] == expected
-
-
-def test_a_bucket_is_given_before_the_next_weight_is_asked_for():
+    """And each is given once the first weight after it is known."""
     asked = []
 
     def weights():
-        for i in range(4):
-            asked.append(i)
-            yield str(i), torch.zeros(2)
+        for i, count in enumerate(counts):
+            asked.append(str(i))
+            yield str(i), torch.zeros(count)
 
-    first = next(buckets(weights(), 8))
-    assert ([name for name, _ in first], asked) == (["0"], [0, 1])
+    found = []
+    for bucket in buckets(weights(), 16):
+        found.append([name for name, _ in bucket])
+        assert len(asked) <= sum(map(len, found)) + 1
+    assert found == expected
 
 
 def test_a_group_for_broadcasts_that_fails_once_is_tried_again_and_twice_is_an_error(monkeypatch, caplog):
@@ -225,3 +234,46 @@ def test_an_engine_beside_a_rank_loads_its_model_once_the_device_is_free(monkeyp
     late = EngineActor(ProcessSetup(tmp_path / "log", None))
     with pytest.raises(ClusterError, match=r"the device was not free for 0\.1 s"):
         late.open(tmp_path, VLLMConfig(), "float32", 8, 0.1, waits=True)
+
+
+# ---- engines without actors ----
+
+
+def test_vllm_that_is_not_installed_is_named_with_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    settings = rl_settings("chain=rl", "method=luffy", "rl.engine=vllm")
+    spec = TrainerSpec(settings, ExecutionConfig(), tmp_path / "no model", tmp_path, longest=112, pad_id=0)
+    with refused("pip install 'luffy-rl[vllm]'", error=ConfigError):
+        LocalCluster(spec)
+
+
+PARAMS = SamplingParams(1.0, 6, stop_token_ids=())
+
+
+class SeveralRanks:
+    """Ranks with equal weights, one after the other in this process."""
+
+    def __init__(self, *ranks):
+        self._ranks = ranks
+        self.num_ranks = len(ranks)
+
+    def call(self, method, arguments):
+        return [method(rank, *given) for rank, given in zip(self._ranks, arguments, strict=True)]
+
+
+@pytest.fixture(scope="module")
+def rank(tmp_path_factory: pytest.TempPathFactory) -> SupervisedRank:
+    policy = Policy(copy.deepcopy(tiny_model()), PLAN.optimizer, execution(), "float32")
+    return SupervisedRank(policy, PLAN, CheckpointStore(Path(tmp_path_factory.mktemp("stage")), 1), pad_id=0)
+
+
+@pytest.mark.parametrize("number", [1, 5])
+def test_the_responses_do_not_depend_on_the_number_of_ranks_which_go_on_training(rank, number):
+    random_state = torch.get_rng_state()
+    requests = [RolloutRequest(tuple(range(1, 3 + place % 2)), seed=place) for place in range(number)]
+    alone = RanksEngine(LocalRanks(rank), 8, step=4).generate(requests, PARAMS)
+    shared = RanksEngine(SeveralRanks(rank, rank), 8, step=4).generate(requests, PARAMS)
+    assert [completion.token_ids for completion in shared] == [completion.token_ids for completion in alone]
+    assert {version for completion in shared for version in completion.weight_versions} == {4}
+    assert number == 1 or len({completion.token_ids for completion in shared}) > 1
+    assert rank.policy.causal_lm.training and torch.equal(torch.get_rng_state(), random_state)

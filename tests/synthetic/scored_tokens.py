@@ -1,0 +1,15 @@
+"""A served model that scores tokens: token n has the log-probability -n / 10, and a text the ids of its letters."""
+
+from synthetic.endpoint import TEXT, Reply
+
+PATHS = ("/v1/models", TEXT, "/tokenize")
+
+
+def scoring(path: str, body: dict) -> Reply:
+    if path == "/v1/models":
+        return Reply(body={"data": [{"id": "small"}, {"id": "big", "max_model_len": 9}]})
+    if path == "/tokenize":
+        return Reply(body={"tokens": [ord(letter) for letter in body["prompt"]]})
+    _, *others = body["prompt"]
+    given = [None, *({str(token): {"logprob": -token / 10}} for token in others)]
+    return Reply(body={"choices": [{"prompt_logprobs": given}]})

@@ -1,0 +1,70 @@
+"""What a vLLM server with luffy's worker answers, over `synthetic.endpoint`."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from urllib.parse import urlsplit
+
+from synthetic.endpoint import Reply
+
+KEY = "secret"
+CONTEXT = 64
+GENERATE = "/inference/v1/generate"
+SETTINGS = {
+    "dtype": "float32", "logprobs_mode": "processed_logprobs", "generation_config": "vllm", "device": "cpu",
+    "chunked_prefill": False,
+}  # fmt: skip
+
+
+@dataclass
+class FakeServer:
+    """It records what it is asked, and answers by `replies` before it answers as vLLM does."""
+
+    context: int = CONTEXT
+    settings: Mapping[str, object] = field(default_factory=lambda: dict(SETTINGS))
+    loaded: list[str] = field(default_factory=list)
+    """Parameters that the next load will not find."""
+    replies: dict[str, list[Callable[[], Reply]]] = field(default_factory=dict)
+    """Of a path, in order; the last one stays."""
+    asked: list[tuple[str, dict]] = field(default_factory=list)
+    version: str = "default"
+    url: str = ""
+
+    def reply(self, path: str, body: dict | None, key: str | None) -> Reply:
+        path, body = urlsplit(path).path, body or {}
+        self.asked.append((path, body))
+        if path.startswith(("/v1", "/inference")) and key != f"Bearer {KEY}":
+            return Reply(401, {"error": "Unauthorized"})
+        scripted = self.replies.get(path, [])
+        if scripted:
+            return (scripted.pop(0) if len(scripted) > 1 else scripted[0])()
+        return self._as_vllm(path, body)
+
+    def _as_vllm(self, path: str, body: dict) -> Reply:
+        match path:
+            case "/v1/models":
+                return Reply(body={"data": [{"id": "model", "max_model_len": self.context}]})
+            case "/collective_rpc":
+                results = {"luffy_settings": self.settings, "luffy_difference": None, "luffy_load": self.loaded}
+                return Reply(body={"results": [results[body["method"]]]})
+            case "/update_weight_version":
+                self.version = body["new_version"]
+            case "/inference/v1/generate" if not body:
+                return Reply(422, {"detail": "field required"})
+            case "/inference/v1/generate":
+                return sampled(body["sampling_params"]["seed"], self.version)
+        return Reply(body={})
+
+    def paths(self) -> list[str]:
+        return [path for path, _ in self.asked]
+
+    def generated(self) -> list[dict]:
+        return [body for path, body in self.asked if path == GENERATE and body]
+
+
+def sampled(seed: int, *versions: str, **changes: object) -> Reply:
+    """One token for each version; the first one is the seed."""
+    tokens = [seed, *range(1, len(versions))]
+    named = [{"version": name, "start": i, "end": i + 1} for i, name in enumerate(versions)]
+    logprobs = {"content": [{"token_id": token, "logprob": -0.5} for token in tokens]}
+    choice = {"token_ids": tokens, "finish_reason": "length", "weight_versions": named, "logprobs": logprobs}
+    return Reply(body={"choices": [choice | changes]})
