@@ -1,6 +1,7 @@
-"""Random tokens for the tests of losses, and what `luffy.objectives` makes of them: values and gradients in float64.
+"""Tokens and rows for the tests of losses, and what `luffy.objectives` makes of them.
 
-Shape legend: `T` tokens of one sequence.
+Sequences of random tokens with values and gradients in float64; batches of rows laid out by hand, a prompt token and
+then the response. Shape legend: `T` tokens of one sequence.
 """
 
 import itertools
@@ -10,10 +11,13 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from hypothesis import strategies as st
+from torch import Tensor
 
 from luffy.config.terms import LossConfig, NormaliserConfig, TermConfig
 from luffy.objectives.losses import TokenBatch, token_loss
 from luffy.objectives.objective import objective_loss
+from luffy.objectives.schedules import StepObjective, objective_at
+from luffy.types import TrainBatch
 from reference.formulas import Array, Loss
 
 
@@ -86,7 +90,7 @@ def sequences(draw: st.DrawFn, unknown: bool = False, one_advantage: bool = Fals
 def packed(parts: Sequence[Tokens], dtype: torch.dtype = torch.float64) -> TokenBatch:
     """The sequences end to end in one row, all selected."""
 
-    def row(name: str) -> torch.Tensor:
+    def row(name: str) -> Tensor:
         return torch.tensor(np.concatenate([getattr(part, name) for part in parts])).to(dtype).unsqueeze(0)
 
     owner = list(itertools.chain.from_iterable([i] * len(part) for i, part in enumerate(parts)))
@@ -107,10 +111,10 @@ def packed(parts: Sequence[Tokens], dtype: torch.dtype = torch.float64) -> Token
     )
 
 
-def choices(logp_BT: torch.Tensor, logq_BT: torch.Tensor) -> dict[str, torch.Tensor]:
+def choices(logp_BT: Tensor, logq_BT: Tensor) -> dict[str, Tensor]:
     """The token as the teacher's only choice, and all others together."""
 
-    def with_rest(chosen_BT: torch.Tensor) -> torch.Tensor:
+    def with_rest(chosen_BT: Tensor) -> Tensor:
         return torch.stack([chosen_BT, (-torch.expm1(chosen_BT)).log().clamp(min=-80.0)], dim=-1)
 
     return {"logp_BTC": with_rest(logp_BT), "logq_BTC": with_rest(logq_BT)}
@@ -152,3 +156,87 @@ def assert_same(found: Loss, expected: Loss, atol: float = 1e-12) -> None:
     """Values and gradients agree to rounding."""
     for name, got, want in zip(("value", "gradient"), found, expected, strict=True):
         np.testing.assert_allclose(got, want, rtol=1e-9, atol=atol, err_msg=name)
+
+
+# ---- rows ----
+
+
+@dataclass(frozen=True)
+class Row:
+    """One response."""
+
+    length: int
+    guided: int = 0
+    """How many of its first tokens are off-policy."""
+    correct: bool = False
+    accuracy: float = 0.0
+    """Of its group."""
+
+
+def demonstration(length: int, **settings: float) -> Row:
+    return Row(length, guided=length, **settings)
+
+
+def row_batch(rows: Sequence[Row], advantage: float = 1.0) -> TrainBatch:
+    """Prompts of one token; `logp_old` and the reference are 0, the sampler is unknown."""
+    width = 1 + max((row.length for row in rows), default=0)
+    position = torch.arange(width).expand(len(rows), width)
+
+    def column(name: str) -> Tensor:
+        return torch.tensor([getattr(row, name) for row in rows]).reshape(-1, 1)
+
+    response = (position >= 1) & (position <= column("length"))
+    zeros = torch.zeros(len(rows), width)
+    return TrainBatch(
+        input_ids_BT=torch.ones(len(rows), width, dtype=torch.long),
+        attention_mask_BT=position <= column("length"),
+        position_ids_BT=position,
+        response_mask_BT=response,
+        is_off_policy_BT=response & (position <= column("guided")),
+        advantage_BT=zeros + advantage,
+        logp_old_BT=zeros,
+        logp_behavior_BT=zeros + torch.nan,
+        logp_ref_BT=zeros,
+        logp_teacher_BT=zeros,
+        choice_BTC=torch.zeros((*zeros.shape, 1), dtype=torch.int32),
+        logq_BTC=torch.full((*zeros.shape, 2), -0.7),
+        is_taught_BT=torch.zeros_like(response),
+        value_old_BT=zeros,
+        return_BT=zeros,
+        sequence_BT=torch.arange(len(rows)).unsqueeze(-1).repeat(1, width),
+        episode_BT=torch.arange(len(rows)).unsqueeze(-1).repeat(1, width),
+        is_correct_BT=column("correct").bool().repeat(1, width),
+        group_accuracy_BT=zeros + column("accuracy").float(),
+    )
+
+
+def tokens_of(
+    batch: TrainBatch, logp_BT: Tensor, entropy_BT: Tensor | None = None, logp_BTC: Tensor | None = None
+) -> TokenBatch:
+    """What the losses see of a batch under the given log-probabilities, at temperature 1."""
+    entropy_BT = torch.ones_like(logp_BT) if entropy_BT is None else entropy_BT
+    return TokenBatch(
+        logp_BT=logp_BT,
+        entropy_BT=entropy_BT,
+        untempered_logp_BT=logp_BT,
+        untempered_entropy_BT=entropy_BT,
+        logp_old_BT=batch.logp_old_BT,
+        logp_behavior_BT=batch.logp_behavior_BT,
+        logp_ref_BT=batch.logp_ref_BT,
+        logp_teacher_BT=batch.logp_teacher_BT,
+        logp_BTC=torch.stack([logp_BT, logp_BT], dim=-1) if logp_BTC is None else logp_BTC,
+        logq_BTC=batch.logq_BTC,
+        advantage_BT=batch.advantage_BT,
+        sequence_BT=batch.sequence_BT,
+        selected_BT=batch.response_mask_BT,
+    )
+
+
+def objective_of(*terms: TermConfig, max_response_tokens: int = 10) -> StepObjective:
+    """The terms at the first step of a stage."""
+    return objective_at(terms, step=1, total_steps=1, max_response_tokens=max_response_tokens)
+
+
+def alone(tensor: Tensor) -> Tensor:
+    """The sum over ranks where there is one."""
+    return tensor

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from luffy.objectives.objective import token_weights
 from luffy.objectives.schedules import objective_at
 from reference.gradient_case import objective_of
-from reference.row_batches import Row, alone, demonstration, row_batch
+from reference.token_cases import Row, alone, demonstration, row_batch
 
 LENGTH, PROMPT, LIMIT = 2800, 150, 8192
 """Tokens of a response, of a prompt, and the length limit."""

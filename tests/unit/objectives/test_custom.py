@@ -11,6 +11,7 @@ from typing import cast
 import pytest
 import torch
 from reference.gradient_case import OPTIMIZER, execution, make_batch, step_of, tiny_model
+from support.refusals import refused
 from synthetic.settings import rl_settings
 from torch import Tensor
 
@@ -113,23 +114,22 @@ def test_the_losses_of_the_documentation(monkeypatch) -> None:
     torch.testing.assert_close(gradient_BT, torch.tensor([[-1.0, -1.0], [ratio, ratio]]))
 
 
-@pytest.mark.parametrize(
-    ("loss", "message"),
-    [
-        (custom("bonus"), "loss: mine:bonus reads entropy_BT; add entropy to loss.reads"),
-        (custom("on_policy", reads=()), "loss: mine:on_policy reads advantage_BT; add advantage to loss.reads"),
-        (custom("shaped"), r"loss: mine:shaped fails: TypeError: .*gamma"),
-        (custom("unfinished"), "loss: mine:unfinished fails: KeyError: 'x'"),
-        (custom("nothing"), "loss: mine:nothing cannot be imported"),
-        (custom("number"), "loss: mine:number is a int, not a function"),
-        (custom("listed"), r"loss: mine:listed returns a list; return a floating tensor of shape \(2, 3\)"),
-        (custom("summed"), r"loss: mine:summed returns a torch.float32 tensor of shape \(\); return"),
-        (custom("constant"), "loss: the loss that mine:constant returns has no gradient; compute it from logp_BT"),
-    ],
-    ids=lambda value: value.function if isinstance(value, CustomLoss) else "",
-)
-def test_a_loss_that_cannot_be_used_is_one_line_before_anything_is_sampled(loss: CustomLoss, message: str) -> None:
-    with pytest.raises(ConfigError, match=rf"^objective\.terms\.on_policy\.{message}"):
+REFUSED = [  # the loss, and what the line names
+    (custom("bonus"), ["entropy_BT", "loss.reads"]),
+    (custom("on_policy", reads=()), ["advantage_BT", "loss.reads"]),
+    (custom("shaped"), ["TypeError", "gamma"]),
+    (custom("unfinished"), ["KeyError: 'x'"]),
+    (custom("nothing"), ["imported"]),
+    (custom("number"), ["int"]),
+    (custom("listed"), ["list", "shape (2, 3)"]),
+    (custom("summed"), ["torch.float32", "shape ()"]),
+    (custom("constant"), ["no gradient", "logp_BT"]),
+]
+
+
+@pytest.mark.parametrize(("loss", "named"), REFUSED, ids=[loss.function for loss, _ in REFUSED])
+def test_a_loss_that_cannot_be_used_is_one_line_before_anything_is_sampled(loss: CustomLoss, named: list[str]) -> None:
+    with refused("objective.terms.on_policy.loss", loss.function, *named, error=ConfigError):
         check_custom([with_loss(step_of("luffy").terms[0], loss)])
 
 
@@ -140,17 +140,11 @@ def test_advantages_of_ones_own() -> None:
     shipped = GroupMeanAdvantage(kind="group_mean", population="joint", scale_by_std=False)
     assert torch.equal(group_advantages(rows, own), group_advantages(rows, shipped))
     settings = rl_settings("method=on_policy", "objective.advantage={kind: custom, function: 'mine:number'}")
-    with pytest.raises(ConfigError, match=r"^objective.advantage: mine:number is a int"):
+    with refused("objective.advantage", "mine:number", "int", error=ConfigError):
         Trainer(settings, cast("Ranks[TrainerRank]", None))
 
 
-@pytest.mark.parametrize(
-    ("reads", "found"),
-    [
-        ("reference", "needs_reference"),
-        ("teacher", "needs_teacher"),
-    ],
-)
+@pytest.mark.parametrize(("reads", "found"), [("reference", "needs_reference"), ("teacher", "needs_teacher")])
 def test_what_a_loss_reads_is_computed(reads: str, found: str) -> None:
     loss = f"{{kind: custom, function: 'mine:bonus', reads: [{reads}]}}"
     overrides = [

@@ -10,7 +10,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from pydantic import TypeAdapter
 from reference import formulas
-from reference.row_batches import alone
+from reference.token_cases import alone
 from torch import Tensor
 
 from luffy.config.group import (

@@ -7,8 +7,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from reference.row_batches import Row, alone, demonstration, objective_of, row_batch, tokens_of
-from reference.token_cases import term
+from reference.token_cases import Row, alone, demonstration, objective_of, row_batch, term, tokens_of
 
 from luffy.config import load_experiment
 from luffy.config.terms import (

@@ -8,8 +8,7 @@ from typing import Literal, Union, get_args, get_origin
 import pytest
 import torch
 from pydantic import BaseModel
-from reference.row_batches import Row, alone, demonstration, objective_of, row_batch, tokens_of
-from reference.token_cases import term
+from reference.token_cases import Row, alone, demonstration, objective_of, row_batch, term, tokens_of
 from torch import Tensor
 
 from luffy.config.group import AdvantageConfig, CustomAdvantage, GeneralizedAdvantage

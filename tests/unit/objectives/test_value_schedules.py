@@ -80,21 +80,16 @@ def test_objective_takes_each_coefficient_at_its_step() -> None:
     assert objective_at(terms, 5, 5, 10, {"adaptive": 0.03}).coefficients == pytest.approx((0.25, 0.0, 0.03))
 
 
-def test_adaptive_coefficient_rises_below_its_target_entropy_and_falls_above() -> None:
+def test_adaptive_coefficient_rises_below_its_target_entropy_and_falls_above_within_bounds_and_is_restored() -> None:
     coefficients = AdaptiveCoefficients((_entropy_term("bonus", ADAPTIVE), _entropy_term("fixed", 0.1)))
     assert coefficients.values == {"bonus": 0.01}
     coefficients.react({"bonus": 0.4, "fixed": 9.0})
     assert coefficients.values["bonus"] == pytest.approx(0.01 * math.exp(0.5 * 0.6))
     coefficients.react({"bonus": 1.6})
     assert coefficients.values["bonus"] == pytest.approx(0.01)
-
-
-def test_adaptive_coefficient_stays_within_its_bounds_and_comes_back_from_a_checkpoint() -> None:
-    coefficients = AdaptiveCoefficients((_entropy_term("bonus", ADAPTIVE),))
-    coefficients.react({"bonus": 100.0})
-    assert coefficients.values["bonus"] == 0.002
-    coefficients.react({"bonus": -100.0})
-    assert coefficients.values["bonus"] == 0.05
+    for entropy, bound in ((100.0, 0.002), (-100.0, 0.05)):
+        coefficients.react({"bonus": entropy})
+        assert coefficients.values["bonus"] == bound
     resumed = AdaptiveCoefficients((_entropy_term("bonus", ADAPTIVE),))
     resumed.restore(coefficients.values)
     assert resumed.values == coefficients.values

@@ -19,8 +19,8 @@ from typing import Any
 
 import pytest
 import torch
-from reference.row_batches import tokens_of
 from reference.taught_presets import SUPERVISED, teacher_overrides
+from reference.token_cases import tokens_of
 from support.patience import PATIENCE_S
 from synthetic.settings import rl_settings
 
