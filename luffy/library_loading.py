@@ -7,7 +7,7 @@ MLflow, which DeepSpeed's autotuner loads wherever it is installed: two seconds,
     python -m luffy.library_loading MODULE ARGUMENT ...
 
 The second is `python -m MODULE ARGUMENT ...` for programs that import their libraries at the top and call `loaded`
-when they begin to work. The CPU time that each saves: `tests/benchmarks/library_loading.py`.
+when they begin to work.
 """
 
 import gc
