@@ -13,7 +13,7 @@ from functools import partial
 from types import FrameType
 
 from luffy.cli.console import say, show_error
-from luffy.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_TEMPORARY, LuffyError, UserError
+from luffy.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_TEMPORARY, LostError, LuffyError, UserError
 from luffy.flows.prefect_api import ApiServer, prefect_api, set_environment
 from luffy.library_loading import without_collections
 from luffy.pipeline.engine_process import EngineProcess
@@ -97,7 +97,7 @@ def call_flow(flow: Callable[..., object], parameters: Mapping[str, object], ser
                 "PREFECT_API_AUTH_STRING='NAME:PASSWORD' as it was set for the server"
             ) from None
         except TransportError as error:
-            raise LuffyError(
+            raise LostError(
                 f"the Prefect server no longer answers ({type(error).__name__}), so it has no record of how the run "
                 "ended; finished stages are kept, and the same command continues"
             ) from error

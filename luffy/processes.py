@@ -107,8 +107,9 @@ def exit_without_finalizing(code: int) -> NoReturn:
     """
     threading._shutdown()  # type: ignore[attr-defined]  # as the interpreter does before its exit handlers
     atexit._run_exitfuncs()
-    sys.stdout.flush()
-    sys.stderr.flush()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError):  # nobody reads it, or the disk is full
+            stream.flush()
     os._exit(code)
 
 

@@ -22,6 +22,7 @@ from luffy.cli.commands.study import study
 from luffy.cli.console import show_error
 from luffy.cli.options import fields_help
 from luffy.errors import EXIT_FAILURE, EXIT_INTERRUPTED, EXIT_USER_ERROR, LuffyError
+from luffy.processes import exit_without_finalizing
 
 _NAME = "luffy"
 _GROUPS: dict[str, tuple[Callable[..., int], ...]] = {
@@ -93,8 +94,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def script(command: str | None = None) -> NoReturn:
-    """Run the command line of this process, as arguments of `command` where one is given, and exit."""
-    sys.exit(main([command, *sys.argv[1:]] if command else None))
+    """Run the command line of this process, as arguments of `command` where one is given, and exit.
+
+    As stages do: a thread of a library's that still runs may end an interpreter that finalizes by SIGSEGV.
+    """
+    exit_without_finalizing(main([command, *sys.argv[1:]] if command else None))
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ from support.prefect_api import place_empty_database, shared_api
 from support.refusals import refused
 from synthetic.endpoint import Endpoint, Reply
 
-from luffy.errors import LuffyError
+from luffy.errors import LostError
 from luffy.flows import prefect_api as api_module
 from luffy.flows.launch import call_flow
 from luffy.flows.prefect_api import answers, configured_api, free_port, prefect_api, set_environment
@@ -178,7 +178,7 @@ def test_a_server_that_dies_under_the_flow_is_one_line():
     def flow():
         raise httpx.ConnectError("refused")
 
-    with pytest.raises(LuffyError, match=r"no longer answers \(ConnectError\)") as caught:
+    with pytest.raises(LostError, match=r"no longer answers \(ConnectError\)") as caught:
         call_flow(flow, {}, None)
     assert "\n" not in str(caught.value)
 
