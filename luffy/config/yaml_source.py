@@ -39,7 +39,7 @@ class _Keys:
                 key.tag = "tag:yaml.org,2002:str"
         return super().construct_mapping(node, deep)  # type: ignore[misc]
 
-    def construct_scalar(self, node: yaml.ScalarNode) -> Any:
+    def construct_scalar(self, node: Any) -> Any:
         text = super().construct_scalar(node)  # type: ignore[misc]
         if any("\ud800" <= character <= "\udfff" for character in text):
             raise yaml.constructor.ConstructorError(None, None, "half a character (a lone surrogate)", node.start_mark)
