@@ -172,18 +172,19 @@ class RowError(LuffyError):
         self.reason = reason
 
 
-def prompt_from_row(row: Mapping[str, object], author: str = "unknown") -> Prompt:
+def prompt_from_row(row: Mapping[str, object], author: str = "unknown", *, is_asked: bool = True) -> Prompt:
     """Return the row as a `Prompt`; RowError names the first field that is wrong.
 
     `author` is the author of traces that name none. A missing `uid` is computed. `prompt` and `target` may also be
     plain text: a user's message, an assistant's reply. Lists and mappings may be written as text (CSV). An assistant's
-    turns at the end of `prompt` are a trace: no prompt holds its solution.
+    turns at the end of `prompt` are a trace: no prompt holds its solution. One that is not to be asked again
+    (`is_asked`) may be written under a chat template already.
     """
     for name, meant in _misspelt_demonstrations(row).items():
         raise RowError(name, f"is no column; did you mean {meant!r}?")
     # LUFFY's own training file has an empty data source.
     data_source = checked_text(row.get("data_source"), "data_source", may_be_empty=True)
-    messages, solution = conversation(row.get("prompt"), "prompt", author)
+    messages, solution = conversation(row.get("prompt"), "prompt", author, is_asked=is_asked)
     uid = as_text(row.get("uid"))
     model = row.get("reward_model")
     model = (structured(model) or model) if isinstance(model, str) else model
@@ -268,7 +269,9 @@ def record_batch(prompts: Sequence[Prompt]) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(arrays, schema=SCHEMA)
 
 
-def conversation(value: object, field: str, author: str) -> tuple[tuple[Message, ...], tuple[Trace, ...]]:
+def conversation(
+    value: object, field: str, author: str, *, is_asked: bool = True
+) -> tuple[tuple[Message, ...], tuple[Trace, ...]]:
     """Return the messages of a prompt's column (a user's text is one), and the solution at their end as a trace.
 
     The solution is what follows the last message of a user, where that ends with an assistant's. Raises RowError.
@@ -276,7 +279,7 @@ def conversation(value: object, field: str, author: str) -> tuple[tuple[Message,
     messages = _messages(value, field, role_of_text="user")
     if not messages:
         raise RowError(field, "is empty; give at least one message")
-    for message in messages:
+    for message in messages if is_asked else ():
         if message.role != "assistant" and (mark := _RENDERED.match(message.content)):
             raise RowError(field, f"is already written by a chat template ({mark[1]}); give its messages")
     if messages[-1].role != "assistant":

@@ -3,8 +3,9 @@
     problems = read_responses([Path("samples_gsm8k_2026-01-01.jsonl")], grading)
     results = write_responses(folder, "their model", problems, config, grading, pool, write_summaries)
 
-verl's `main_eval` and LUFFY's `generate_vllm.py` write a row for a problem or a response, lm-evaluation-harness a line
-for a problem and filter (`--log_samples`), lighteval the columns `doc` and `model_response` (`--save-details`).
+verl's `main_eval` and LUFFY's `generate_vllm.py` write a row for a problem or a response, verl's trainer the columns
+`input`, `output` and `gts` (`rollout_data_dir`), lm-evaluation-harness a line for a problem and filter
+(`--log_samples`), lighteval the columns `doc` and `model_response` (`--save-details`).
 """
 
 import itertools
@@ -34,7 +35,7 @@ _RESPONSES = (
     "completion", "output",
 )  # fmt: skip
 _PROMPTS = ("prompt", "full_prompt", "doc.query", "problem", "question", "input", "messages")
-_REFERENCES = ("reward_model.ground_truth", "target", "gold", "ground_truth", "answer", "label")
+_REFERENCES = ("reward_model.ground_truth", "target", "gold", "ground_truth", "answer", "label", "gts")
 _SUITES = ("data_source", "doc.task_name", "task_name", "task")
 """Names of columns; the first that a row has is taken."""
 _FILE_OF_TASK = re.compile(r"(?:samples|details)_(?P<task>.+?)_\d{4}-\d\d-\d\dT.*")
@@ -135,7 +136,7 @@ def _problem(row: Mapping[str, object], path: Path, place: str) -> AnsweredProbl
         },
         "extra_info": labels if extra is None else extra,
     }
-    read = prompt_from_row(as_stored)
+    read = prompt_from_row(as_stored, is_asked=False)
     is_rendered = isinstance(as_stored["prompt"], str) and len(read.messages) == 1
     shown = "\n\n".join(message.content for message in read.messages)
     opener = opener_of(shown) if is_rendered else ""
