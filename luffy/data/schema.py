@@ -158,6 +158,7 @@ _RENDERED = re.compile(
     r"(<\|im_start\|>|<\|start_header_id\|>|<\|user\|>|\[INST\]|<｜User｜>|<start_of_turn>)"
 )
 """How texts begin that a chat template has written."""
+_SHOWN = re.compile(r"<(?:image|video|audio)>|<\|(?:image|video|audio)_pad\|>")
 _GRADER_NAME = re.compile(r"[a-z][a-z0-9_]*")
 _ROLES = ("system", "user", "assistant", "tool")
 _to_json = json.JSONEncoder(sort_keys=True).encode
@@ -282,6 +283,8 @@ def conversation(
     for message in messages if is_asked else ():
         if message.role != "assistant" and (mark := _RENDERED.match(message.content)):
             raise RowError(field, f"is already written by a chat template ({mark[1]}); give its messages")
+        if (mark := _SHOWN.search(message.content)) is not None:
+            raise RowError(field, f"shows what is no text ({mark[0]})")
     if messages[-1].role != "assistant":
         return messages, ()
     last = messages[-1].content

@@ -271,6 +271,8 @@ def recognised(rows: Sequence[Mapping[str, object]], data_source: str) -> tuple[
     stated = {name: present(name) for name in _ANSWERS} | written
     answer = next(filter(None, (_answer_in(name, values) for name, values in stated.items())), None)
     trace = next((name for name, texts in written.items() if texts and (not answer or name != answer.column)), None)
+    # What messages cannot be read for is told row by row.
+    trace = trace or next((name for name in _DEMONSTRATIONS if _is_refused(present(name), name)), None)
     if answer is not None and (answer.boxed or answer.after):
         texts = [value for value in stated[answer.column] if isinstance(value, str)]
         is_solution = answer.column in written or any(not text.lstrip(" $").startswith(_MARKS) for text in texts)
@@ -306,6 +308,16 @@ def _solutions(values: Sequence[object], name: str) -> list[str]:
         elif name not in _PROBLEMS:
             found += [text for text in (value if isinstance(value, list) else [value]) if isinstance(text, str)]
     return found
+
+
+def _is_refused(values: Sequence[object], name: str) -> bool:
+    """Whether a column that is no problem's has messages which are refused."""
+    try:
+        for value in values if name not in _PROBLEMS else ():
+            last_turns(value, name)
+    except RowError:
+        return True
+    return False
 
 
 def _answer_in(column: str, values: Sequence[object]) -> AnswerField | None:

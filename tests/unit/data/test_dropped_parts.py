@@ -40,6 +40,7 @@ def test_thoughts_beside_the_content_are_part_of_the_trace(name):
         ([says(tool_calls=[{"function": {"name": "f"}}])], "prompt[1].tool_calls"),
         ([{"role": "user", "content": "<image> 1 + 1?", "images": ["x.png"]}], "prompt[1].images"),
         ([says(content="Let me think.\n<think>")], "prompt"),
+        ([{"role": "user", "content": "<image>Find x."}], "prompt"),
     ],
 )
 def test_what_is_neither_asked_nor_learned_as_written_is_refused(turns, field):
@@ -63,6 +64,17 @@ def test_a_part_of_the_question_in_another_column_is_refused(tmp_path, column, p
     file.write_text(json.dumps({**rows[problem], column: ["Be brief."]}) + "\n")
     with refused("data.train", column, error=DataError):
         load_source(FileSource(kind="file", path=str(file)), "train", 1)
+
+
+def test_a_completion_that_calls_tools_in_fields_of_its_own_is_refused_with_the_reason(tmp_path):
+    turns = [
+        says(content="I will.", tool_calls=[{"function": {"name": "f"}}]),
+        {"role": "tool", "content": "2"},
+        says(),
+    ]
+    (tmp_path / "a.jsonl").write_text(json.dumps({"prompt": TURNS, "completion": turns, "answer": "2"}) + "\n")
+    with refused("completion[0].tool_calls", error=DataError):
+        load_source(FileSource(kind="file", path=str(tmp_path / "a.jsonl")), "train", 1)
 
 
 def test_alpacas_instruction_is_no_question_without_its_input(tmp_path):
