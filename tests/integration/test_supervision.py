@@ -205,7 +205,7 @@ def test_a_failure_keeps_its_line_and_exit_code_and_a_crash_the_end_of_its_log(
     monkeypatch.setenv("TOY_MODE", mode)
     with pytest.raises(StageFailed, match=message) as caught:
         toy_run(tmp_path).execute("prepare_data", Recorder())
-    assert caught.value.exit_code == exit_code
+    assert (caught.value.exit_code, caught.value.temporary) == (exit_code, False), "Prefect does not retry it"
     if mode == "quota":  # it could not write its error, and resumes
         monkeypatch.delenv("TOY_MODE")
         assert toy_run(tmp_path).execute("prepare_data", Recorder()).resumed_from == 2
