@@ -10,26 +10,26 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import deepspeed
 import torch.distributed as dist
 from deepspeed.utils import safe_get_full_grad
 from reference import elastic_case, lora_case
-from reference.attention_case import batch_of, model_of, recurrent_model, rows_of
+from reference.attention_case import LENGTHS, batch_of, gradients_alone, model_of, recurrent_model, rows_of
 from reference.gradient_case import (
     OPTIMIZER,
     PRESETS,
     execution,
     gradients_at_step,
     make_batch,
+    moved,
     reference_step,
     relative_l2,
     shard_by_source,
     step_of,
     terms_of,
     tiny_model,
+    whole,
 )
 from reference.learner_case import moving_average, one_demonstration, two_updates
-from reference.rows import evaluate
 from reference.sft_case import sft
 from reference.value_case import engine_steps, part_of, reference_steps
 from torch import Tensor
@@ -56,6 +56,11 @@ def call(function: str, arguments: Sequence[Any]) -> Any:
     result = globals()[function](*arguments)
     dist.destroy_process_group()
     return result
+
+
+def several(orders: Sequence[tuple[str, Sequence[Any]]]) -> list[Any]:
+    """What each of these functions returns, one after the other."""
+    return [globals()[function](*arguments) for function, arguments in orders]
 
 
 def steps(of_preset: Mapping[str, Sequence[Settings]], folder: str) -> dict[str, dict[str, float]]:
@@ -98,34 +103,26 @@ def _step(preset: str, how: str, settings: Settings, folder: Path) -> dict[str, 
 
     On rank 0; the others have a part in the step alone.
     """
-    start = {name: parameter.detach().double() for name, parameter in _model().named_parameters()}
+    start = dict(_model().named_parameters())
     policy = Policy(copy.deepcopy(_model()), OPTIMIZER, execution(**settings), "float32")
     policy.accumulate(_share(preset, how, policy.mesh.slices), step_of(preset))
     found = gradients_at_step(policy.engine, dict(policy.causal_lm.named_parameters()))
     policy.engine.step()
-    moved = _exported(policy, folder) if preset == "luffy" else _gathered(policy, settings["zero_stage"] == 3)
+    after = _exported(policy, folder) if preset == "luffy" else whole(dict(policy.causal_lm.named_parameters()))
     if dist.get_rank() != 0:
         return {}
     gradients, parameters = reference_step(preset, _model())
     return {
         "gradient": relative_l2(found, gradients),
-        "parameters": relative_l2(moved, parameters),
-        "movement": relative_l2(
-            {name: moved[name] - start[name] for name in start},
-            {name: parameters[name] - start[name] for name in start},
-        ),
+        "parameters": relative_l2(after, parameters),
+        "movement": relative_l2(moved(after, start), moved(parameters, start)),
     }
-
-
-def _gathered(policy: Policy, sharded: bool) -> dict[str, Tensor]:
-    with deepspeed.zero.GatheredParameters(list(policy.causal_lm.parameters()), enabled=sharded):
-        return {name: parameter.detach().double() for name, parameter in policy.causal_lm.named_parameters()}
 
 
 def _exported(policy: Policy, folder: Path) -> dict[str, Tensor]:
     policy.export(folder)
     dist.barrier()
-    found = {name: tensor.double() for name, tensor in type(_model()).from_pretrained(folder).named_parameters()}
+    found = {name: tensor.detach() for name, tensor in type(_model()).from_pretrained(folder).named_parameters()}
     dist.barrier()
     return found
 
@@ -195,24 +192,14 @@ def adapter_steps(zero: Sequence[Settings], folder: str) -> dict[str, dict[str, 
     }
 
 
-def write_adapters(stages: Sequence[tuple[str, Any]]) -> None:
-    for stage, zero_stage in stages:
-        lora_case.write_and_go_on(Path(stage), zero_stage)
+def write(stages: Sequence[Sequence[Any]]) -> None:
+    for stage, *layout in stages:
+        elastic_case.write_and_go_on(Path(stage), *layout)
 
 
-def resume_adapters(stages: Sequence[tuple[str, Any]]) -> None:
-    for stage, zero_stage in stages:
-        lora_case.resume_and_go_on(Path(stage), zero_stage)
-
-
-def write(stages: Sequence[tuple[str, Any, Any]]) -> None:
-    for stage, zero_stage, dtype in stages:
-        elastic_case.write_and_go_on(Path(stage), zero_stage, dtype)
-
-
-def resume(stages: Sequence[tuple[str, Any, Any]]) -> None:
-    for stage, zero_stage, dtype in stages:
-        elastic_case.resume_and_go_on(Path(stage), zero_stage, dtype)
+def resume(stages: Sequence[Sequence[Any]]) -> None:
+    for stage, *layout in stages:
+        elastic_case.resume_and_go_on(Path(stage), *layout)
 
 
 def faults(stage: str) -> list[dict[str, str]]:
@@ -249,8 +236,6 @@ def _of_all(own: Any) -> list[Any]:
     return found
 
 
-LENGTHS = ((3, 9), (1, 1), (6, 2), (2, 17), (4, 4))
-"""No micro-batch of these rows has a multiple of four tokens."""
 ATTENTION: dict[str, Settings] = {
     "qwen2, half windowed": {"micro_batch_tokens": 19},
     "qwen3": {"micro_batch_tokens": 10_000, "packing": True},
@@ -275,9 +260,7 @@ def shared_sequences() -> dict[str, Any]:
 
 def _attention(kind: str, layout: Settings) -> float:
     """Of the gradient of a model with four query heads and two key heads, one query head a rank."""
-    rows, model64 = rows_of(LENGTHS), model_of(kind, "eager").double()
-    num_tokens = sum(len(row.response_ids) for row in rows)
-    (-sum(evaluate(model64, row)[0].sum() for row in rows) / num_tokens).backward()
+    rows = rows_of(LENGTHS)
     settings = execution(sequence_parallel=4, gradient_checkpointing=True, **layout)
     policy = Policy(model_of(kind), OPTIMIZER, settings, "float32")
     found: dict[str, Tensor] = {}
@@ -285,10 +268,8 @@ def _attention(kind: str, layout: Settings) -> float:
     for name, parameter in policy.causal_lm.named_parameters():
         found[name] = safe_get_full_grad(parameter).clone()
         dist.all_reduce(found[name])  # ZeRO 0 reduces at the step
-    return relative_l2(
-        {name: gradient / dist.get_world_size() for name, gradient in found.items()},
-        {name: parameter.grad for name, parameter in model64.named_parameters()},
-    )
+    found = {name: gradient / dist.get_world_size() for name, gradient in found.items()}
+    return relative_l2(found, gradients_alone(kind, rows))
 
 
 def _refusal() -> str:

@@ -20,7 +20,10 @@ from transformers import (
 from luffy.training.batching import collate
 from luffy.training.supervised import demonstration
 from luffy.types import TrainBatch, Trajectory
+from reference.rows import evaluate
 
+LENGTHS = ((3, 9), (1, 1), (6, 2), (2, 17), (4, 4))
+"""Of prompt and response; no micro-batch of these rows has a multiple of four tokens."""
 WINDOW = 5
 """Tokens that a layer of `mistral` and the last layer of `qwen2, half windowed` see."""
 _SHAPE = {
@@ -66,6 +69,14 @@ def rows_of(lengths: Sequence[tuple[int, int]], seed: int = 0) -> list[Trajector
 
 def batch_of(rows: Sequence[Trajectory]) -> TrainBatch:
     return collate(rows, torch.ones(len(rows)), pad_id=0)
+
+
+def gradients_alone(kind: str, rows: Sequence[Trajectory]) -> dict[str, Tensor]:
+    """Of the mean of -log p over all tokens: in float64, one sequence at a time, with every mask and score written."""
+    model64 = model_of(kind, "eager").double()
+    num_tokens = sum(len(row.response_ids) for row in rows)
+    (-sum(evaluate(model64, row)[0].sum() for row in rows) / num_tokens).backward()
+    return {name: parameter.grad for name, parameter in model64.named_parameters()}
 
 
 def varlen_attention(

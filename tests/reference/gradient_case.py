@@ -9,6 +9,7 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+import deepspeed
 import torch
 import yaml
 from deepspeed import DeepSpeedEngine
@@ -509,6 +510,19 @@ def gradients_at_step(engine: DeepSpeedEngine, parameters: Mapping[str, Paramete
 
     engine.optimizer.step = read_then_step
     return found
+
+
+def whole(parameters: Mapping[str, Parameter]) -> dict[str, Tensor]:
+    """Copies of the parameters, whole on every rank also where ZeRO 3 holds them in shares."""
+    is_sharded = any(hasattr(parameter, "ds_id") for parameter in parameters.values())
+    with deepspeed.zero.GatheredParameters(list(parameters.values()), enabled=is_sharded):
+        return {name: parameter.detach().clone() for name, parameter in parameters.items()}
+
+
+def moved(after: Mapping[str, Tensor], before: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """How far each tensor is from where it was, in float64: the tensors themselves would hide an error of scale."""
+    assert after.keys() == before.keys()
+    return {name: after[name].detach().double() - before[name].detach().double() for name in before}
 
 
 def relative_l2(found: dict[str, Tensor], expected: dict[str, Tensor]) -> float:

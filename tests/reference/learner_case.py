@@ -5,7 +5,6 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-import deepspeed
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -27,6 +26,7 @@ from reference.gradient_case import (
     execution,
     first_with_rows_of,
     loaded_model,
+    moved,
     objective_of,
     reference_of,
     reference_optimizer,
@@ -34,6 +34,7 @@ from reference.gradient_case import (
     relative_l2,
     tiny_model,
     trajectories,
+    whole,
 )
 from reference.losses import forward
 from reference.rows import STEP, TOTAL_STEPS, evaluate, evaluate_all
@@ -151,23 +152,17 @@ def moving_average(num_ranks: int = 1, rank: int = 0, **settings: object) -> flo
     learner = Learner(policy, objective("uft"), RL, pad_id=0, reference=reference)
     learner.learn(shard_of(rows, index, "uft", num_ranks, rank), STEP)
     reference.follow(STEP)
-    start = {name: parameter.detach().double() for name, parameter in tiny_model().named_parameters()}
-    moved = {name: average.double() - start[name] for name, average in reference.state.items()}
-    expected = {name: 0.25 * (weight.double() - start[name]) for name, weight in policy.weights()}
+    start = dict(tiny_model().named_parameters())
+    expected = {name: 0.25 * way for name, way in moved(dict(policy.weights()), start).items()}
     error_R = torch.zeros(num_ranks, dtype=torch.float64)
-    error_R[rank] = relative_l2(moved, expected)
+    error_R[rank] = relative_l2(moved(reference.state, start), expected)
     return float(sum_over_ranks(error_R).max())
 
 
 def _movement_error(policy: Policy, reference: Callable[[], dict[str, Tensor]]) -> float:
     """On rank 0; NaN on the others, which have a part in the steps alone."""
-    parameters = list(policy.causal_lm.parameters())
-    sharded = policy.engine.zero_optimization_stage() == 3
-    with deepspeed.zero.GatheredParameters(parameters, enabled=sharded):
-        found = {name: parameter.detach().double().clone() for name, parameter in policy.causal_lm.named_parameters()}
+    found = whole(dict(policy.causal_lm.named_parameters()))
     if dist.get_rank() != 0:
         return math.nan
-    first = {name: parameter.detach().double() for name, parameter in tiny_model().named_parameters()}
-    moved: dict[str, Tensor] = {name: found[name] - first[name] for name in first}
-    expected = {name: parameter.detach() - first[name] for name, parameter in reference().items()}
-    return relative_l2(moved, expected)
+    first = dict(tiny_model().named_parameters())
+    return relative_l2(moved(found, first), moved(reference(), first))

@@ -5,28 +5,24 @@ import functools
 from collections.abc import Mapping
 from pathlib import Path
 
-import deepspeed
 import torch
 import torch.distributed as dist
 from deepspeed.utils import safe_get_full_grad
-from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.func import functional_call
 from transformers import PreTrainedModel
 
 from luffy.config.model import DType, LoRAConfig
-from luffy.training.batching import take_rows
-from luffy.training.checkpoint import CheckpointStore
 from luffy.training.model_folder import load_causal_lm
 from luffy.training.policy import FrozenPolicy, Policy, UnadaptedPolicy
 from luffy.training.policy_model import Adapter
-from reference.elastic_case import assert_same_contents, contents
 from reference.gradient_case import (
     OPTIMIZER,
     adamw_step,
     execution,
     gradients_at_step,
     make_batch,
+    moved,
     reference_gradients,
     reference_of,
     reference_optimizer,
@@ -34,6 +30,7 @@ from reference.gradient_case import (
     shard_by_source,
     step_of,
     tiny_model,
+    whole,
 )
 
 LORA = LoRAConfig(rank=3, alpha=4.5)
@@ -139,20 +136,12 @@ def trained(policy: Policy) -> dict[str, nn.Parameter]:
 
 def values(policy: Policy) -> dict[str, Tensor]:
     """The trained parameters, whole on every rank."""
-    parameters = trained(policy)
-    sharded = policy.engine.zero_optimization_stage() == 3
-    with deepspeed.zero.GatheredParameters(list(parameters.values()), enabled=sharded):
-        return {name: parameter.detach().float().clone() for name, parameter in parameters.items()}
+    return {name: tensor.float() for name, tensor in whole(trained(policy)).items()}
 
 
 def gradients(policy: Policy) -> dict[str, Tensor]:
     """The accumulated gradients of the factors."""
     return {name: safe_get_full_grad(parameter).clone() for name, parameter in trained(policy).items()}
-
-
-def movement(after: Mapping[str, Tensor], before: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """How far each factor has moved, in float64: the factors themselves would hide an error of scale."""
-    return {name: after[name].double() - before[name].double() for name in before}
 
 
 def errors_of_step(case: str, folder: Path, **settings: object) -> dict[str, float]:
@@ -177,48 +166,7 @@ def errors_of_step(case: str, folder: Path, **settings: object) -> dict[str, flo
     dist.barrier()
     return {
         "gradient": relative_l2(found, expected_gradients),
-        "movement": relative_l2(movement(after, factors()), movement(expected_factors, factors())),
+        "movement": relative_l2(moved(after, factors()), moved(expected_factors, factors())),
         "exported": relative_l2(exported, expected_weights),
         "reference": float((unadapted_BT - base_BT).abs().max()),
     }
-
-
-def write_and_go_on(stage: Path, zero_stage: int) -> None:
-    """Two steps, a checkpoint in `stage`, a third step; `expected.safetensors` has the factors after it."""
-    policy = adapted_policy(factors(), zero_stage=zero_stage)
-    for _ in range(2):
-        _take_step(policy)
-    CheckpointStore(stage, keep=2).save({"policy": policy.engine}, 1)
-    _take_step(policy)
-    _note(policy, stage / "expected.safetensors")
-
-
-def resume_and_go_on(stage: Path, zero_stage: int) -> None:
-    """From the checkpoint of `write_and_go_on`: write it again, take the third step into `found.safetensors`."""
-    policy, store = adapted_policy(seed=9, zero_stage=zero_stage), CheckpointStore(stage, keep=2)
-    store.load({"policy": policy.engine}, 1)
-    store.save({"policy": policy.engine}, 2)
-    _take_step(policy)
-    _note(policy, stage / "found.safetensors")
-
-
-def assert_resumed_as_if_undisturbed(stage: Path) -> None:
-    """The checkpoint that was written again is the same bit for bit, and the step after it but for rounding."""
-    written, again = (stage / "checkpoints" / step / "policy" for step in ("step_000001", "step_000002"))
-    assert_same_contents(again, written)
-    found, expected = (load_file(stage / f"{name}.safetensors") for name in ("found", "expected"))
-    before = {name: tensor for (kind, name), tensor in contents(written).items() if kind == "weight"}
-    renamed = {name.removeprefix("decoder.").removesuffix(".default.weight"): tensor for name, tensor in before.items()}
-    at = {name: renamed[name.removeprefix("model.")].view_as(expected[name]) for name in expected}
-    assert relative_l2(movement(found, at), movement(expected, at)) < 1e-4
-
-
-def _take_step(policy: Policy) -> None:
-    rows = list(range(dist.get_rank(), 20, dist.get_world_size()))
-    policy.update(take_rows(make_batch("luffy", start()), rows), step_of("luffy"), OPTIMIZER.lr)
-
-
-def _note(policy: Policy, path: Path) -> None:
-    tensors = values(policy)
-    if dist.get_rank() == 0:
-        save_file(tensors, path)

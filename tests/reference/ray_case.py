@@ -17,7 +17,7 @@ from luffy.config.training import RLConfig
 from luffy.rollout.engine import Completion, RolloutRequest, SamplingParams
 from luffy.training.learner import TrainerSpec
 from luffy.types import Group
-from reference.gradient_case import OPTIMIZER, ROOT, VOCABULARY, as_groups, objective_of, trajectories
+from reference.gradient_case import OPTIMIZER, ROOT, VOCABULARY, as_groups, moved, objective_of, trajectories
 
 METHOD = "luffy"
 CONTEXT = 64
@@ -85,9 +85,7 @@ def weights_in(folder: Path) -> dict[str, Tensor]:
 
 def movement(found: Path, start: Path) -> dict[str, Tensor]:
     """How far each parameter of one model folder is from that of another."""
-    after, before = weights_in(found), weights_in(start)
-    assert after.keys() == before.keys()
-    return {name: after[name].double() - before[name].double() for name in after}
+    return moved(weights_in(found), weights_in(start))
 
 
 def largest_gap(folder: Path, requests: Sequence[RolloutRequest], completions: Sequence[Completion]) -> float:

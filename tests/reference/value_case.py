@@ -8,7 +8,6 @@ import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-import deepspeed
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
@@ -17,7 +16,15 @@ from luffy.config.training import CriticConfig
 from luffy.training.batching import collate
 from luffy.training.critic import Critic
 from luffy.types import FinishReason, Outcome, Source, TrainBatch, Trajectory
-from reference.gradient_case import OPTIMIZER, VOCABULARY, RowWriter, execution, gradients_at_step, with_environment
+from reference.gradient_case import (
+    OPTIMIZER,
+    VOCABULARY,
+    RowWriter,
+    execution,
+    gradients_at_step,
+    whole,
+    with_environment,
+)
 from reference.rows import learned_places
 
 LENGTHS = ((3, 5), (2, 11), (6, 1), (4, 8), (5, 3), (2, 7))
@@ -125,9 +132,7 @@ def engine_steps(
     critic.update(replace(share, value_old_BT=at_tokens(written.first_old[part], share)), FIRST_LR)
     gradients = gradients_at_step(critic.engine, dict(critic.engine.module.named_parameters()))
     metrics = critic.update(replace(share, value_old_BT=at_tokens(written.second_old[part], share)), LAST_LR)
-    parameters = dict(critic.engine.module.named_parameters())
-    with deepspeed.zero.GatheredParameters(list(parameters.values()), enabled=settings.get("zero_stage") == 3):
-        return gradients, {name: parameter.detach().clone() for name, parameter in parameters.items()}, metrics
+    return gradients, whole(dict(critic.engine.module.named_parameters())), metrics
 
 
 def part_of(named: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:

@@ -8,8 +8,7 @@ from pathlib import Path
 import peft
 import pytest
 import torch
-from reference.elastic_case import assert_same_contents
-from reference.gradient_case import OPTIMIZER, execution, make_batch, relative_l2, step_of
+from reference.gradient_case import OPTIMIZER, execution, make_batch, moved, relative_l2, step_of
 from reference.lora_case import (
     CASES,
     LAYERS,
@@ -19,11 +18,11 @@ from reference.lora_case import (
     expected_step,
     factors,
     gradients,
-    movement,
     start,
     trained,
     values,
 )
+from support.refusals import refused
 from torch import Tensor
 
 from luffy.config.model import DType, LoRAConfig
@@ -54,8 +53,7 @@ def test_the_gradient_of_the_factors_equals_the_float64_reference_for_any_split(
     assert relative_l2(gradients(policy), expected_gradients) < TOLERANCE
     policy.engine.step()
     assert relative_l2(values(policy), expected_factors) < TOLERANCE
-    expected_movement = movement(expected_factors, factors())
-    assert relative_l2(movement(values(policy), factors()), expected_movement) < 1e-3
+    assert relative_l2(moved(values(policy), factors()), moved(expected_factors, factors())) < 1e-3
 
 
 @pytest.mark.parametrize("zero_stage", [0, 1, 2, 3])
@@ -79,7 +77,7 @@ def test_only_the_adapter_has_gradients_and_optimizer_states(zero_stage: int) ->
 
 
 @pytest.mark.parametrize("tie", [False, True])
-def test_the_exported_folder_is_an_ordinary_model_with_the_same_log_probabilities(tie: bool, tmp_path: Path) -> None:
+def test_an_ordinary_model_with_the_same_log_probabilities_is_exported_and_an_adapter_that_peft_reads(tie, tmp_path):
     model, batch = base_model(tie), make_batch("luffy", base_model(tie))
     policy = adapted_policy(factors(), model=model)
     policy.update(batch, step_of("luffy"), 1e-2)
@@ -92,22 +90,17 @@ def test_the_exported_folder_is_an_ordinary_model_with_the_same_log_probabilitie
     found_BT, expected_BT = (one.logprobs(batch) for one in (_whole(exported), policy))
     assert (found_BT - expected_BT).abs().max() < TOLERANCE
     assert (expected_BT - _whole(model).logprobs(batch)).abs().max() > 0.1
-
-
-def _whole(model: torch.nn.Module) -> Policy:
-    return Policy(copy.deepcopy(model), OPTIMIZER, execution(), "float32")  # type: ignore[arg-type]
-
-
-def test_the_adapter_is_exported_as_a_folder_that_peft_reads(tmp_path: Path) -> None:
-    policy, batch = adapted_policy(factors()), make_batch("luffy", base_model())
-    policy.export(tmp_path)
-    read = peft.PeftModel.from_pretrained(copy.deepcopy(base_model()), tmp_path / ADAPTER_FOLDER)
+    read = peft.PeftModel.from_pretrained(copy.deepcopy(model), tmp_path / ADAPTER_FOLDER)
     with torch.no_grad():
         expected = policy.causal_lm(batch.input_ids_BT).logits
         assert torch.allclose(read(batch.input_ids_BT).logits, expected, atol=1e-6)
     config = json.loads((tmp_path / ADAPTER_FOLDER / "adapter_config.json").read_text())
     assert config["base_model_name_or_path"] is None
     assert config["target_modules"] == sorted(LAYERS)
+
+
+def _whole(model: torch.nn.Module) -> Policy:
+    return Policy(copy.deepcopy(model), OPTIMIZER, execution(), "float32")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -125,23 +118,17 @@ def test_published_weights_are_the_merged_ones_rounded_once(dtype: DType) -> Non
         assert published[name].dtype == getattr(torch, dtype)
 
 
-def test_the_reference_is_the_start_of_the_stage_and_leaves_the_gradient_alone() -> None:
+def test_the_reference_is_the_start_of_the_stage() -> None:
     batch, policy = make_batch("luffy", start()), adapted_policy(factors())
     frozen = FrozenPolicy(copy.deepcopy(base_model()), execution(), 1.0)
     reference_BT = UnadaptedPolicy(policy).logprobs(batch)
     assert torch.equal(reference_BT, frozen.logprobs(batch))
     assert (policy.logprobs(batch) - reference_BT).abs().max() > 0.1
-    policy.accumulate(batch, step_of("luffy"))
-    undisturbed = adapted_policy(factors())
-    undisturbed.accumulate(batch, step_of("luffy"))
-    expected = gradients(undisturbed)
-    assert all(torch.equal(gradient, expected[name]) for name, gradient in gradients(policy).items())
 
 
-@pytest.mark.parametrize("zero_stage", [1, 2, 3])
+@pytest.mark.parametrize("zero_stage", [0, 1, 2, 3])
 def test_the_reference_between_updates_leaves_their_steps_alone(zero_stage: int) -> None:
-    batch = make_batch("luffy", start())
-    found = []
+    batch, found = make_batch("luffy", start()), []
     for looks_back in (False, True):
         policy = adapted_policy(factors(), zero_stage=zero_stage)
         for _ in range(3):
@@ -169,46 +156,16 @@ def test_the_embedded_engine_generates_with_the_adapter(zero_stage: int, tmp_pat
     assert found != greedy(copy.deepcopy(base_model()).eval())
 
 
-@pytest.mark.parametrize(
-    ("written", "read", "dtype"),
-    [(0, 0, "float32"), (2, 2, "float32"), (3, 3, "float32"), (1, 1, "bfloat16"), (2, 2, "bfloat16")],
-)
-def test_a_checkpoint_holds_the_adapter_alone_and_continues_bit_for_bit(written, read, dtype, tmp_path):
-    policy, store = adapted_policy(factors(), dtype, zero_stage=written), CheckpointStore(tmp_path, keep=2)
-    batch = make_batch("luffy", start())
-    for _ in range(2):
-        policy.update(batch, step_of("luffy"), 1e-2)
-    store.save({"policy": policy.engine}, 2)
+@pytest.mark.parametrize(("dtype", "zero_stage"), [("float32", 0), ("float32", 3), ("bfloat16", 2)])
+def test_a_checkpoint_holds_the_adapter_alone_and_another_rank_is_refused(dtype, zero_stage, tmp_path: Path) -> None:
+    policy, store = adapted_policy(factors(), dtype, zero_stage=zero_stage), CheckpointStore(tmp_path, keep=1)
+    policy.update(make_batch("luffy", start()), step_of("luffy"), 1e-2)
+    store.save({"policy": policy.engine}, 1)
     num_bytes = sum(path.stat().st_size for path in (tmp_path / "checkpoints").rglob("*.safetensors"))
     num_factors = sum(tensor.numel() for tensor in factors().values())
     assert 12 * num_factors < num_bytes < 14 * num_factors + 16_000  # the rest are names
-    for _ in range(2):
-        policy.update(batch, step_of("luffy"), 1e-2)
-    resumed = adapted_policy(dtype=dtype, seed=9, zero_stage=read)
-    store.load({"policy": resumed.engine}, 2)
-    for _ in range(2):
-        resumed.update(batch, step_of("luffy"), 1e-2)
-    expected = values(policy)
-    assert all(torch.equal(tensor, expected[name]) for name, tensor in values(resumed).items())
-
-
-@pytest.mark.parametrize(("written", "read"), [(0, 2), (2, 0), (2, 3), (3, 1)])
-def test_another_zero_stage_resumes_the_same_state(written: int, read: int, tmp_path: Path) -> None:
-    policy, store = adapted_policy(factors(), zero_stage=written), CheckpointStore(tmp_path, keep=2)
-    policy.update(make_batch("luffy", start()), step_of("luffy"), 1e-2)
-    store.save({"policy": policy.engine}, 1)
-    resumed = adapted_policy(seed=9, zero_stage=read)
-    store.load({"policy": resumed.engine}, 1)
-    store.save({"policy": resumed.engine}, 2)
-    folders = [tmp_path / "checkpoints" / step / "policy" for step in ("step_000001", "step_000002")]
-    assert_same_contents(folders[1], folders[0])
-
-
-def test_a_checkpoint_of_another_rank_is_refused(tmp_path: Path) -> None:
-    store = CheckpointStore(tmp_path, keep=1)
-    store.save({"policy": adapted_policy().engine}, 1)
     other = adapted_policy(lora=LoRAConfig(rank=2, alpha=3.0))
-    with pytest.raises(CheckpointError, match="does not hold the parameters of this run's model"):
+    with pytest.raises(CheckpointError, match=r"policy.*parameters"):
         store.load({"policy": other.engine}, 1)
 
 
@@ -236,17 +193,14 @@ def test_targets_choose_the_layers() -> None:
 @pytest.mark.parametrize("target", ["lm_head", "embed_tokens", "q_porj", "self_attn", "proj"])
 def test_a_target_that_is_no_adaptable_layer_is_refused(target: str) -> None:
     lora = LoRAConfig(rank=2, alpha=2.0, targets=("q_proj", target))
-    with pytest.raises(ConfigError) as refusal:
+    layers = "q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj"
+    with refused(f"model.lora.targets: {target}", layers, error=ConfigError):
         Adapter(copy.deepcopy(base_model()), lora, seed=0)
-    assert str(refusal.value) == (
-        f"model.lora.targets: {target} is no linear layer that can be adapted; allowed are "
-        "q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj"
-    )
 
 
 def test_peft_that_is_not_installed_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match=r"^model.lora needs the package peft: pip install 'luffy-rl\[lora\]'$"):
+    with refused("model.lora", "peft", "pip install 'luffy-rl[lora]'", error=ConfigError):
         Adapter(copy.deepcopy(base_model()), LORA, seed=0)
 
 

@@ -11,20 +11,30 @@ import transformers.modeling_flash_attention_utils as flash
 from deepspeed.utils import safe_get_full_grad
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from reference.attention_case import CONFIGS, batch_of, model_of, recurrent_model, rows_of, varlen_attention
+from reference.attention_case import (
+    CONFIGS,
+    LENGTHS,
+    batch_of,
+    gradients_alone,
+    model_of,
+    recurrent_model,
+    rows_of,
+    varlen_attention,
+)
 from reference.gradient_case import OPTIMIZER, execution, relative_l2
 from reference.rows import evaluate
 from reference.value_case import config as critic_config
 from support.installed import needs_no_gpu
+from support.refusals import refused
 from torch import Tensor
 from torch.distributed._tools.mem_tracker import MemTracker
 from torch.nn.attention.varlen import varlen_attn
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import PreTrainedModel
 
-from luffy.config.execution import AttentionKind, ExecutionConfig
+from luffy.config.execution import ExecutionConfig
 from luffy.config.training import SFTConfig
-from luffy.errors import ConfigError, DataError
+from luffy.errors import DataError
 from luffy.objectives.schedules import StepObjective, objective_at
 from luffy.rollout.engine import RolloutRequest, SamplingParams
 from luffy.rollout.transformers_engine import TransformersEngine
@@ -33,11 +43,11 @@ from luffy.training.attention import attend_by_sequence, attention_inputs, set_a
 from luffy.training.critic import Critic
 from luffy.training.policy import FrozenPolicy, Policy
 from luffy.training.policy_model import PolicyModel
+from luffy.training.ranks import RankMesh
 from luffy.types import TrainBatch
 
 PACKED = {"packing": True, "micro_batch_tokens": 10_000}
 PADDED = {"micro_batch_tokens": 10_000}
-LENGTHS = ((3, 9), (1, 1), (6, 2), (2, 17), (4, 4))
 
 
 def imitation(width: int = 1) -> StepObjective:
@@ -76,10 +86,8 @@ def test_log_probabilities_are_those_of_each_sequence_alone(kind: str, lengths: 
 
 @pytest.mark.parametrize("kind", ["qwen2", "llama", "mistral"])
 def test_gradients_are_those_of_each_sequence_alone(kind: str) -> None:
-    rows, model64 = rows_of(LENGTHS), model_of(kind, "eager").double()
-    tokens = sum(len(row.response_ids) for row in rows)
-    (-sum(evaluate(model64, row)[0].sum() for row in rows) / tokens).backward()
-    expected = {name: parameter.grad for name, parameter in model64.named_parameters()}
+    rows = rows_of(LENGTHS)
+    expected = gradients_alone(kind, rows)
     for layout in (PACKED, PADDED):
         assert relative_l2(gradients_of(model_of(kind), batch_of(rows), layout), expected) < 1e-5
 
@@ -98,16 +106,8 @@ def test_a_window_is_the_same_in_blocks(window: int | None) -> None:
     torch.manual_seed(1)
     bounds = (0, 1300, 1305, 1945)
     query, key, value = (torch.randn(1, heads, 1945, 8, dtype=torch.float64) for heads in (4, 2, 2))
-    found, _ = attend_by_sequence(
-        torch.nn.Identity(),
-        query,
-        key,
-        value,
-        None,
-        scaling=0.3,
-        sliding_window=window,
-        sequence_bounds=torch.tensor(bounds),
-    )
+    how = {"scaling": 0.3, "sliding_window": window, "sequence_bounds": torch.tensor(bounds)}
+    found, _ = attend_by_sequence(torch.nn.Identity(), query, key, value, None, **how)
     flat = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
     assert torch.allclose(found[0], varlen_attention(*flat, bounds[1:-1], 0.3, window))
 
@@ -235,34 +235,50 @@ def test_the_policy_generates_as_if_it_were_not_in_training(kind: str) -> None:
     assert torch.allclose(policy.logprobs(batch), scorers(kind)[1].logprobs(batch), atol=2e-5)
 
 
-@pytest.mark.parametrize("wanted", ["flash_attention_2", "flash_attention_3", "flex"])
-@needs_no_gpu
-def test_kernels_for_gpus_are_refused_without_one(wanted: AttentionKind) -> None:
-    with pytest.raises(ConfigError, match=f"execution.attention: {wanted} needs a GPU, and torch sees none; use sdpa"):
-        set_attention(model_of("qwen2"), ExecutionConfig(attention=wanted, packing=True))
+def plain() -> PreTrainedModel:
+    return model_of("qwen2")
+
+
+def in_chunks() -> PreTrainedModel:
+    model = model_of("llama")
+    model.config.attention_chunk_size = 8
+    return model
+
+
+REFUSED = [  # the model, the settings, and what the line names
+    *(
+        pytest.param(
+            lambda: model_of("qwen2"), {"attention": kind, "packing": True}, [kind, "sdpa"], marks=needs_no_gpu
+        )
+        for kind in ("flash_attention_2", "flash_attention_3", "flex")
+    ),
+    (in_chunks, {"packing": True}, ["packing: true", "LlamaForCausalLM"]),
+    (recurrent_model, {"packing": True}, ["packing: true", "FalconH1ForCausalLM"]),
+    (recurrent_model, {"sequence_parallel": 2}, ["sequence_parallel: 2", "FalconH1ForCausalLM"]),
+    (plain, {"sequence_parallel": 3}, ["3", "4 attention heads of Qwen2ForCausalLM"]),
+]
+
+
+@pytest.mark.parametrize(("model", "settings", "named"), REFUSED)
+def test_attention_that_cannot_work_is_refused(model, settings, named, monkeypatch):
+    monkeypatch.setattr(attention, "rank_mesh", RankMesh)
+    with refused(*named):
+        set_attention(model(), execution(**settings))
 
 
 def test_a_recurrent_model_is_padded_and_not_packed_also_if_its_configuration_does_not_say_so(monkeypatch):
     assert set_attention(recurrent_model(), ExecutionConfig()).packing is False
-    with pytest.raises(DataError, match="packing: true does not support FalconH1ForCausalLM"):
-        set_attention(recurrent_model(), ExecutionConfig(packing=True))
     monkeypatch.setattr(attention, "_attends_plainly", lambda model: True)
-    with pytest.raises(DataError, match="FalconH1ForCausalLM see each other; use packing: false"):
+    with refused("FalconH1ForCausalLM", "packing: false", error=DataError):
         set_attention(recurrent_model(), ExecutionConfig(packing=True))
     monkeypatch.setattr(attention, "_has_one_call", lambda model, kind: True)
     assert set_attention(recurrent_model(), ExecutionConfig()).packing is False
 
 
-def test_a_model_that_attends_in_chunks_keeps_its_masks() -> None:
-    model = model_of("llama")
-    model.config.attention_chunk_size = 8
+def test_a_model_that_attends_in_chunks_keeps_its_masks_and_capped_scores_are_refused() -> None:
+    model = in_chunks()
     set_attention(model, ExecutionConfig())
     assert model.config._attn_implementation == "sdpa"
-    with pytest.raises(DataError, match="packing: true does not support LlamaForCausalLM"):
-        set_attention(model, ExecutionConfig(packing=True))
-
-
-def test_capped_attention_scores_are_refused() -> None:
     query = torch.zeros(1, 2, 3, 4)
-    with pytest.raises(DataError, match="caps its attention scores"):
+    with refused("caps its attention scores", error=DataError):
         attend_by_sequence(torch.nn.Identity(), query, query, query, None, scaling=1.0, softcap=50.0)

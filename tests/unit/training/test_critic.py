@@ -57,20 +57,14 @@ def test_gradient_and_parameters_equal_the_float64_reference_for_any_split(value
     assert (0.2 < metrics["critic/clip_fraction"] < 0.8) if value_clip else metrics["critic/clip_fraction"] == 0
 
 
-def test_the_first_values_are_zero_and_later_ones_stand_at_response_tokens_only() -> None:
+def test_values_stand_at_response_tokens_only_and_know_the_tokens_before_their_own_alone() -> None:
     critic, rows = _critic(), batch()
     assert torch.equal(critic.values(rows), torch.zeros(rows.input_ids_BT.shape))
     _learn(critic)
     value_BT = critic.values(rows)
     assert torch.equal(value_BT != 0, rows.response_mask_BT)
     assert value_BT.dtype == torch.float32 and not value_BT.requires_grad
-
-
-def test_a_value_knows_the_tokens_before_its_own_and_no_other() -> None:
-    critic, rows = _critic(), batch()
-    _learn(critic)
-    before_T = critic.values(rows)[1]
-    place = 6
+    before_T, place = value_BT[1], 6
     rows.input_ids_BT[1, place] += 1
     after_T = critic.values(rows)[1]
     assert torch.equal(before_T[: place + 1], after_T[: place + 1])
@@ -95,12 +89,8 @@ def test_metrics_are_those_of_the_whole_step() -> None:
     explained = 1 - (returns - values).var(unbiased=False) / returns.var(unbiased=False)
     assert metrics["critic/explained_variance"] == pytest.approx(float(explained), rel=1e-5)
     assert metrics["critic/lr"] == 1.0
-
-
-def test_equal_returns_have_no_variance_to_explain() -> None:
-    critic, rows = _critic(), batch()
-    return_BT = 0.1 * rows.response_mask_BT.float()
-    assert "critic/explained_variance" not in critic.update(_with_targets(critic, rows, return_BT), 0.1)
+    equal_BT = 0.1 * rows.response_mask_BT.float()
+    assert "critic/explained_variance" not in critic.update(_with_targets(critic, rows, equal_BT), 0.1)
 
 
 def test_the_clip_takes_the_worse_of_both_values() -> None:

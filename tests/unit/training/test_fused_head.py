@@ -1,6 +1,7 @@
 """The output head equals log_softmax written out in float64, values and gradients, also where a token is certain."""
 
 import math
+from collections.abc import Sequence
 
 import pytest
 import torch
@@ -29,12 +30,41 @@ def reference(linear: nn.Linear, hidden_NH: Tensor, temperatures: tuple[float, .
     return found
 
 
+def hidden_states() -> tuple[Tensor, Tensor]:
+    hidden_NH = 4 * torch.randn(TOKENS, HIDDEN, generator=torch.Generator().manual_seed(2))
+    return hidden_NH.requires_grad_(), hidden_NH.detach().double().requires_grad_()
+
+
+def assert_same_gradients(
+    head: LogProbHead,
+    linear64: nn.Linear,
+    found: Sequence[Tensor],
+    expected: Sequence[Tensor],
+    hidden_NH: Tensor,
+    hidden64_NH: Tensor,
+) -> None:
+    """Of all scores, each with a weight of its own at each token."""
+    weights = torch.randn(len(expected), TOKENS, generator=torch.Generator().manual_seed(3))
+    (torch.stack(list(found)) * weights).sum().backward()
+    (torch.stack(list(expected)) * weights.double()).sum().backward()
+    pairs = [(hidden_NH, hidden64_NH), *zip(head.linear.parameters(), linear64.parameters(), strict=True)]
+    for own, other in pairs:
+        assert own.grad is not None and other.grad is not None
+        assert (own.grad.double() - other.grad).norm() < 1e-5 * other.grad.norm()
+
+
 @pytest.mark.parametrize("entropy", ["none", "value", "gradient"])
 @pytest.mark.parametrize("untempered", [False, True])
 @pytest.mark.parametrize("bias", [False, True])
 def test_scores_and_gradients_equal_float64(entropy: Entropy, untempered: bool, bias: bool) -> None:
     """In chunks of 16 tokens, the last of which is shorter; each score with a weight of its own for each token."""
-    check(LogProbHead(layer(bias), 0.7, 16), layer(bias).double(), entropy, untempered)
+    head, linear64 = LogProbHead(layer(bias), 0.7, 16), layer(bias).double()
+    hidden_NH, hidden64_NH = hidden_states()
+    found = head(hidden_NH, TARGET_N, entropy, untempered)
+    expected = reference(linear64, hidden64_NH, (0.7, 1.0)[: 1 + untempered], entropy)
+    for score_N, expected_N in zip(found, expected, strict=True):
+        assert torch.allclose(score_N.double(), expected_N, rtol=1e-5, atol=1e-5)
+    assert_same_gradients(head, linear64, found, expected, hidden_NH, hidden64_NH)
 
 
 @pytest.mark.slow
@@ -53,23 +83,6 @@ def test_the_compiled_passes_compute_the_same(dtype: torch.dtype, tokens: int) -
         found.append([*scores, hidden_NH.grad, head.linear.weight.grad])
     for one, other in zip(*found, strict=True):
         assert torch.allclose(one.float(), other.float(), rtol=2e-2 if dtype is torch.bfloat16 else 1e-5, atol=1e-5)
-
-
-def check(head: LogProbHead, linear64: nn.Linear, entropy: Entropy, untempered: bool) -> None:
-    hidden_NH = 4 * torch.randn(TOKENS, HIDDEN, generator=torch.Generator().manual_seed(2))
-    hidden64_NH = hidden_NH.double().requires_grad_()
-    hidden_NH.requires_grad_()
-    found = head(hidden_NH, TARGET_N, entropy, untempered)
-    expected = reference(linear64, hidden64_NH, (0.7, 1.0)[: 1 + untempered], entropy)
-    weights = torch.randn(len(expected), TOKENS, generator=torch.Generator().manual_seed(3))
-    for score_N, expected_N in zip(found, expected, strict=True):
-        assert torch.allclose(score_N.double(), expected_N, rtol=1e-5, atol=1e-5)
-    (torch.stack(found) * weights).sum().backward()
-    (torch.stack(expected) * weights.double()).sum().backward()
-    pairs = [(hidden_NH, hidden64_NH), *zip(head.linear.parameters(), linear64.parameters(), strict=True)]
-    for own, other in pairs:
-        assert own.grad is not None and other.grad is not None
-        assert (own.grad.double() - other.grad).norm() < 1e-5 * other.grad.norm()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -97,10 +110,9 @@ def test_no_tokens_have_no_scores_and_a_gradient_of_zero() -> None:
 def test_choices_and_all_other_tokens_equal_float64(count: int, entropy: Entropy) -> None:
     """Beside the scores of the tokens themselves; the target is among the choices of some tokens."""
     head, linear64 = LogProbHead(layer(True), 0.7, 16), layer(True).double()
-    hidden_NH = 4 * torch.randn(TOKENS, HIDDEN, generator=torch.Generator().manual_seed(2))
-    hidden64_NH = hidden_NH.double().requires_grad_()
+    hidden_NH, hidden64_NH = hidden_states()
     logq_NV = (linear64(hidden64_NH.detach()) / 0.7).log_softmax(dim=-1)
-    target_logp_N, *most_N = head.most_probable(hidden_NH, TARGET_N, count)
+    target_logp_N, *most_N = head.most_probable(hidden_NH.detach(), TARGET_N, count)
     logq_NC, choice_NC = torch.stack(most_N[: count + 1], dim=-1), torch.stack(most_N[count + 1 :], dim=-1).long()
     assert torch.equal(choice_NC.sort().values, logq_NV.topk(count).indices.sort().values)
 
@@ -109,18 +121,13 @@ def test_choices_and_all_other_tokens_equal_float64(count: int, entropy: Entropy
         rest_N1 = others_NV.logsumexp(-1, keepdim=True) if count < VOCABULARY else logp_NV.new_full((TOKENS, 1), -80.0)
         return torch.cat([logp_NV.gather(-1, choice_NC), rest_N1], dim=-1)
 
-    hidden_NH.requires_grad_()
     scores = head(hidden_NH, TARGET_N, entropy, choice_NC=choice_NC)
     found, expected = scores[-(count + 1) :], chosen((linear64(hidden64_NH) / 0.7).log_softmax(dim=-1)).unbind(-1)
     for name, one, other in (("policy", found, expected), ("teacher", logq_NC.unbind(-1), chosen(logq_NV).unbind(-1))):
         assert torch.allclose(torch.stack(one).double(), torch.stack(other), rtol=1e-5, atol=1e-5), name
     assert torch.allclose(target_logp_N, scores[0], rtol=1e-5, atol=1e-5)
     own = reference(linear64, hidden64_NH, (0.7,), entropy)
-    weights = torch.randn(len(own) + count + 1, TOKENS, generator=torch.Generator().manual_seed(3))
-    (torch.stack(scores) * weights).sum().backward()
-    (torch.stack([*own, *expected]) * weights.double()).sum().backward()
-    for one, other in [(hidden_NH, hidden64_NH), *zip(head.linear.parameters(), linear64.parameters(), strict=True)]:
-        assert (one.grad.double() - other.grad).norm() < 1e-5 * other.grad.norm()
+    assert_same_gradients(head, linear64, scores, [*own, *expected], hidden_NH, hidden64_NH)
 
 
 def test_a_teacher_with_more_tokens_chooses_among_those_of_the_policy() -> None:

@@ -1,4 +1,4 @@
-"""The learning half of an RL step against the float64 reference, its rank, and how long its parts take."""
+"""The learning half of an RL step against the float64 reference, and a reference that follows the policy."""
 
 import copy
 import dataclasses
@@ -10,32 +10,30 @@ from reference.gradient_case import execution, terms_of, tiny_model, trajectorie
 from reference.learner_case import METHODS, NUM_GROUPS, RL, make_learner, objective, rate, shard_of, two_updates
 from reference.rows import STEP
 from safetensors.torch import load_file
+from support.refusals import refused
 from synthetic.settings import rl_settings
+from torch import Tensor
 
-from luffy.config.objective import ObjectiveConfig
-from luffy.config.training import CriticConfig, OptimizerConfig, RLConfig
+from luffy.config.terms import AdaptiveValue
+from luffy.config.training import CriticConfig, MovingReferenceConfig, OptimizerConfig, RLConfig
+from luffy.errors import CheckpointError, ConfigError
 from luffy.training import update_metrics
 from luffy.training.batching import Shard, shard_rows
+from luffy.training.checkpoint import CheckpointStore
 from luffy.training.critic import Critic
 from luffy.training.learner import Learner, TrainerSpec
-from luffy.training.policy import Policy
+from luffy.training.policy import FrozenPolicy, MovingReference, Policy
 from luffy.training.update_metrics import PartTimes
-from luffy.types import Outcome
+from luffy.types import Outcome, TrainBatch
 
 
-@pytest.mark.parametrize("preset", METHODS)
-def test_two_updates_equal_the_reference(preset: str) -> None:
-    error, metrics = two_updates(preset)
+@pytest.mark.parametrize(("preset", "passes"), [*((preset, 1) for preset in METHODS), ("dapo", 3), ("uft", 3)])
+def test_passes_over_two_mini_batches_equal_the_reference(preset: str, passes: int) -> None:
+    """The policy of each ratio's denominator is that before the first optimizer step."""
+    error, metrics = two_updates(preset, passes=passes)
     assert error < 1e-4
-    assert metrics["actor/lr"] == pytest.approx((rate(0) + rate(1)) / 2)
-
-
-@pytest.mark.parametrize("preset", ["dapo", "uft"])
-def test_three_passes_over_two_mini_batches_equal_the_reference(preset: str) -> None:
-    """The policy of each ratio's denominator is that before the first of the six optimizer steps."""
-    error, metrics = two_updates(preset, passes=3)
-    assert error < 1e-4
-    assert metrics["actor/lr"] == pytest.approx(sum(rate(update, passes=3) for update in range(6)) / 6)
+    rates = [rate(update, passes) for update in range(2 * passes)]
+    assert metrics["actor/lr"] == pytest.approx(sum(rates) / len(rates))
 
 
 def test_silent_groups_are_counted_by_their_advantages() -> None:
@@ -96,24 +94,18 @@ def test_the_critic_predicts_what_it_has_seen() -> None:
 
 
 def test_an_adaptive_coefficient_climbs_while_entropy_is_below_its_target() -> None:
-    objective = ObjectiveConfig.model_validate_json(
-        """{"group": {"size": 4, "off_policy": 0},
-            "advantage": {"kind": "group_mean", "population": "joint", "scale_by_std": false},
-            "terms": [
-              {"name": "on_policy", "select": "on_policy", "loss": {"kind": "surrogate"},
-               "normaliser": {"mode": "token", "population": "joint"}},
-              {"name": "entropy", "select": "on_policy", "loss": {"kind": "entropy"},
-               "coefficient": {"kind": "adaptive", "start": 0.01, "target": 5.0, "rate": 0.1},
-               "normaliser": {"mode": "token", "population": "own"}}]}"""
-    )
+    adaptive = AdaptiveValue(kind="adaptive", start=0.01, target=5.0, rate=0.1)
+    surrogate, entropy = objective("on_policy").terms
+    terms = (surrogate, entropy.model_copy(update={"coefficient": adaptive}))
+    adapting = objective("on_policy").model_copy(update={"terms": terms})
     rows, index = trajectories("on_policy", num_groups=NUM_GROUPS)
     policy = Policy(tiny_model(), RL.optimizer, execution(), "float32")
-    learner = Learner(policy, objective, RL, pad_id=0)
+    learner = Learner(policy, adapting, RL, pad_id=0)
     first = learner.learn(shard_of(rows, index, "on_policy"), 1)
     second = learner.learn(shard_of(rows, index, "on_policy"), 2)
     # log(23) nats is the most this vocabulary can have, so the target is out of reach.
     assert second["actor/entropy_coefficient"] > first["actor/entropy_coefficient"] > 0.01
-    again = Learner(policy, objective, RL, pad_id=0)
+    again = Learner(policy, adapting, RL, pad_id=0)
     again.restore(learner.state())
     assert again.state() == learner.state() != {"entropy": 0.01}
 
@@ -143,26 +135,126 @@ def test_an_sft_step_between_rl_steps_has_its_dropout_whatever_was_drawn_before(
     assert not all(torch.equal(one[name], start[name]) for name in one)
 
 
-def times_of(flops: float, **seconds: float) -> PartTimes:
-    times = PartTimes()
-    times.count(flops)
-    times.seconds = dict(seconds)
-    return times
-
-
-def test_a_part_that_comes_twice_is_added_up() -> None:
-    times = PartTimes()
-    with times.part("update"):
-        pass
-    first = times.seconds["update"]
-    with times.part("update"):
-        pass
-    assert times.seconds["update"] > first > 0
-
-
-def test_mfu_is_the_share_of_a_known_peak_over_all_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    metrics = {"perf/logp_old_s": 1.0, "perf/update_s": 2.0, "perf/model_tflops": pytest.approx(2.0)}
-    assert times_of(6e12, logp_old=1.0, update=2.0).metrics() == metrics
-    assert times_of(0.0, update=2.0).metrics() == {"perf/update_s": 2.0}  # a model that is not counted
+def test_mfu_is_the_share_of_a_known_peak_over_all_parts_each_of_which_is_added_up(monkeypatch) -> None:
+    times, seen = PartTimes(), [0.0]
+    for _ in range(2):
+        with times.part("update"):
+            pass
+        seen.append(times.seconds["update"])
+    assert seen[2] > seen[1] > 0
+    times.seconds = {"logp_old": 1.0, "update": 2.0}
+    seconds = {"perf/logp_old_s": 1.0, "perf/update_s": 2.0}
+    assert times.metrics() == seconds  # a model that is not counted
+    times.count(6e12)
+    assert times.metrics() == seconds | {"perf/model_tflops": pytest.approx(2.0)}
     monkeypatch.setattr(update_metrics, "device_peak", lambda: 8e12)
-    assert times_of(6e12, logp_old=1.0, update=2.0).metrics()["perf/mfu"] == pytest.approx(0.25)
+    assert times.metrics()["perf/mfu"] == pytest.approx(0.25)
+
+
+Weights = dict[str, Tensor]
+
+
+class SeenReferences:
+    """A moving reference that notes its weights whenever it scores a batch."""
+
+    def __init__(self, reference: MovingReference) -> None:
+        self.reference = reference
+        self.seen: list[Weights] = []
+
+    def logprobs(self, batch: TrainBatch) -> Tensor:
+        self.seen.append(weights_of(self.reference))
+        return self.reference.logprobs(batch)
+
+
+def weights_of(reference: MovingReference) -> Weights:
+    return {name: weight.clone() for name, weight in reference._parameters.items()}
+
+
+def opened(every: int, mixup: float, zero_stage: int = 0) -> tuple[Policy, MovingReference]:
+    where = execution(zero_stage=zero_stage)
+    policy = Policy(tiny_model(), RL.optimizer, where, "float32")
+    config = MovingReferenceConfig(refresh_every=every, mixup=mixup)
+    return policy, MovingReference(policy, FrozenPolicy(tiny_model(), where, 1.0), config)
+
+
+def run(policy: Policy, reference: MovingReference, steps: range) -> tuple[list[Weights], list[Weights]]:
+    """Policies after each step, and the references that its KL term was computed with."""
+    rows, index = trajectories("uft", num_groups=NUM_GROUPS)
+    watched = SeenReferences(reference)
+    learner = Learner(policy, objective("uft"), RL, pad_id=0, reference=watched)
+    policies = []
+    for step in steps:
+        learner.learn(shard_of(rows, index, "uft"), step)
+        reference.follow(step)
+        policies.append(dict(policy.weights()))
+    return policies, watched.seen
+
+
+def assert_close(found: Weights, expected: Weights) -> None:
+    assert found.keys() == expected.keys()
+    for name in found:
+        torch.testing.assert_close(found[name].double(), expected[name].double(), rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("zero_stage", [0, 2, 3])
+def test_the_kl_of_a_step_is_against_the_policy_after_the_last_refresh(zero_stage: int) -> None:
+    policy, reference = opened(every=2, mixup=1.0, zero_stage=zero_stage)
+    start = dict(policy.weights())
+    policies, seen = run(policy, reference, range(1, 6))
+    expected = [start, start, policies[1], policies[1], policies[3]]
+    for found, wanted in zip(seen, expected, strict=True):
+        assert all(torch.equal(found[name], wanted[name]) for name in wanted)
+    assert any(not torch.equal(start[name], policies[1][name]) for name in start)
+
+
+@pytest.mark.parametrize("every", [1, 3])
+def test_the_moving_average_equals_its_rule_in_float64(every: int) -> None:
+    policy, reference = opened(every, mixup=0.25)
+    average = {name: weight.double() for name, weight in policy.weights()}
+    policies, seen = run(policy, reference, range(1, 8))
+    for step, after in enumerate(policies, start=1):
+        assert_close(seen[step - 1], average)
+        if step % every == 0:
+            average = {name: 0.25 * after[name].double() + 0.75 * average[name] for name in average}
+    assert_close(weights_of(reference), average)
+
+
+def test_an_average_in_bfloat16_keeps_shares_that_its_model_would_round_away() -> None:
+    where = execution(zero_stage=1)
+    policy = Policy(tiny_model(seed=1).bfloat16(), RL.optimizer, where, "bfloat16")
+    config = MovingReferenceConfig(refresh_every=1, mixup=1e-3)
+    reference = MovingReference(policy, FrozenPolicy(tiny_model().bfloat16(), where, 1.0), config)
+    start, target = weights_of(reference), dict(policy.weights())
+    for step in range(1, 201):
+        reference.follow(step)
+    left = 0.999**200
+    for name, average in reference.state.items():
+        wanted = (1 - left) * target[name].double() + left * start[name].double()
+        torch.testing.assert_close(average.double(), wanted, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("mixup", [1.0, 0.25])
+def test_a_restored_reference_goes_on_bit_for_bit(mixup: float, tmp_path: Path) -> None:
+    store, (policy, reference) = CheckpointStore(tmp_path, keep=2), opened(2, mixup)
+    run(policy, reference, range(1, 4))
+    store.save({"policy": policy.engine}, 3, {}, {"reference": reference.state})
+    _, expected = run(policy, reference, range(4, 7))
+    policy, reference = opened(2, mixup)
+    store.load({"policy": policy.engine}, 3, {"reference": reference.state})
+    reference.publish()
+    _, found = run(policy, reference, range(4, 7))
+    for one, other in zip(found, expected, strict=True):
+        assert all(torch.equal(one[name], other[name]) for name in other)
+
+
+def test_a_checkpoint_without_the_reference_or_with_a_broken_one_is_refused(tmp_path: Path) -> None:
+    store, (policy, reference) = CheckpointStore(tmp_path, keep=2), opened(2, 1.0)
+    engines, frozen = {"policy": policy.engine}, {"reference": reference.state}
+    store.save(engines, 1)
+    with refused("policy and reference", error=ConfigError):
+        store.load(engines, 1, frozen)
+    store.save(engines, 2, {}, frozen)
+    (file,) = (tmp_path / "checkpoints/step_000002/reference").glob("*.safetensors")
+    file.unlink()
+    with pytest.raises(CheckpointError, match=r"reference.*parameters"):
+        store.load(engines, 2, frozen)
