@@ -379,7 +379,7 @@ def test_results_named_by_path_in_a_kept_configuration_stay(workspace, opened, m
     assert directories(opened(), "rl").isdisjoint(goes())
 
 
-def test_arms_stay_with_their_comparison_and_go_with_it(workspace):
+def test_both_limits_must_agree_and_arms_stay_with_their_comparison_and_go_with_it(workspace):
     names = ("compare", "compare.luffy.1", "compare.luffy.1")
     comparison, arm, newer = (
         workspace.new_run(name, {"state": "finished", "experiment": name, "started": f"2026-01-01T00:00:0{index}"})
@@ -389,18 +389,13 @@ def test_arms_stay_with_their_comparison_and_go_with_it(workspace):
     (comparison / "arms" / "luffy-1").symlink_to(arm)
     assert going(workspace, keep_runs=1) == set()
     assert going(workspace, names=("compare-1",)) == {comparison, arm}
-    assert going(workspace, keep_runs=0) == {comparison, arm, newer}
+    assert going(workspace, keep_runs=0) == going(workspace, older_than_s=3600.0) == {comparison, arm, newer}
+    assert (
+        going(workspace, keep_runs=0, older_than_s=1e9) == going(workspace, keep_runs=5, older_than_s=3600.0) == set()
+    )
     again = {"state": "running", "experiment": "compare", "pid": os.getpid(), "host": os.uname().nodename}
     with stage_lock(workspace.new_run("compare", again)):
         assert going(workspace, keep_runs=0) == {comparison}, "it may reuse what its arms made before"
-
-
-def test_both_limits_must_agree(workspace, two):
-    assert going(workspace, keep_runs=0, older_than_s=3600.0) == set()
-    file = workspace.runs / "smoke-1" / "run.json"
-    file.write_text(json.dumps({**json.loads(file.read_text()), "started": "2026-01-01T00:00:00+00:00"}))
-    assert workspace.runs / "smoke-1" in going(workspace, older_than_s=3600.0)
-    assert workspace.runs / "smoke-1" not in going(workspace, keep_runs=5, older_than_s=3600.0)
 
 
 def test_a_run_takes_up_no_stage_during_a_deletion_and_says_so(workspace, opened, caplog):
