@@ -173,26 +173,24 @@ def test_malformed_lines_are_quarantined_with_line_field_and_reason(tmp_path: Pa
     assert "not UTF-8 text (byte 21: 0xe9)" in loaded.quarantined[0].reason
 
 
-def test_parquet_with_undecodable_text_loses_only_that_row(tmp_path: Path) -> None:
-    table = pa.Table.from_pylist([sum_row(0), sum_row(1), sum_row(2)])
-    broken = pa.array([b"math", b"\xff\xfe", b"math"], pa.binary()).view(pa.string())
-    pq.write_table(table.set_column(0, "data_source", broken), tmp_path / "d.parquet")
-    loaded = load_file(tmp_path / "d.parquet")
-    assert [prompt.ground_truth for prompt in loaded.prompts] == ["1", "3"]
-    assert [(bad.row, bad.field) for bad in loaded.quarantined] == [(2, "data_source")]
-
-
-def test_maps_are_read_as_mappings(tmp_path: Path) -> None:
-    """Spark and DuckDB write them where others write structs."""
+def test_undecodable_text_and_a_key_given_twice_lose_only_their_rows_and_maps_are_mappings(tmp_path: Path) -> None:
+    """Spark and DuckDB write maps where others write structs."""
     of_text = pa.map_(pa.string(), pa.string())
-    table = pa.Table.from_pylist([sum_row(0), sum_row(1)])
-    table = table.append_column("extra_info", pa.array([[("split", "test")], [("a", "b"), ("a", "c")]], of_text))
-    messages = [[[("role", "user"), ("content", f"{number}?")]] for number in range(2)]
-    table = table.set_column(table.column_names.index("prompt"), "prompt", pa.array(messages, pa.list_(of_text)))
+    numbers, first = range(4), [("split", "test")]
+    messages = [[[("role", "user"), ("content", f"{number}?")]] for number in numbers]
+    columns = {
+        "data_source": pa.array([b"math", b"\xff\xfe", b"math", b"math"], pa.binary()).view(pa.string()),
+        "prompt": pa.array(messages, pa.list_(of_text)),
+        "extra_info": pa.array([first, first, [("a", "b"), ("a", "c")], []], of_text),
+    }
+    table = pa.Table.from_pylist([sum_row(number) for number in numbers]).drop_columns(["data_source", "prompt"])
+    for name, column in columns.items():
+        table = table.append_column(name, column)
     pq.write_table(table, tmp_path / "d.parquet")
     loaded = load_file(tmp_path / "d.parquet")
-    assert [(prompt.messages[0].content, prompt.extra_info) for prompt in loaded.prompts] == [("0?", {"split": "test"})]
-    assert [(bad.row, bad.field) for bad in loaded.quarantined] == [(2, "extra_info")]
+    found = [(prompt.messages[0].content, prompt.ground_truth, prompt.extra_info) for prompt in loaded.prompts]
+    assert found == [("0?", "1", {"split": "test"}), ("3?", "4", {})]
+    assert [(bad.row, bad.field) for bad in loaded.quarantined] == [(2, "data_source"), (3, "extra_info")]
 
 
 @pytest.mark.parametrize(

@@ -48,61 +48,45 @@ def test_labelled_right_answers_are_found_and_no_look_alike_is_accepted(pool, ki
     assert labels.count(False) == 0
 
 
-def is_word_problem(case: Case) -> bool:
-    """Labelled GSM8K outputs, whose answer follows `A:`."""
-    return bool(case["opts"].get("answer_marker"))  # type: ignore[attr-defined]
-
-
-def is_pair(case: Case) -> bool:
-    return case["kind"] == "answer_pair"
-
-
-def is_boxed(case: Case) -> bool:
-    """Several boxes are several answers to math-verify's tests; here the last one is the answer."""
-    return case["kind"] == "response" and str(case["prediction"]).count("\\boxed") == 1
-
-
-def is_response(case: Case) -> bool:
-    return case["kind"] == "response" and not is_word_problem(case) and "lighteval" not in str(case["source"])
-
-
-def is_choice(case: Case) -> bool:
-    return case["kind"] == "mcq"
+GROUPS: dict[str, Callable[[dict], bool]] = {
+    # Labelled GSM8K outputs, whose answer follows `A:`.
+    "word problems": lambda case: bool(case["opts"].get("answer_marker")),
+    "pairs": lambda case: case["kind"] == "answer_pair",
+    # Several boxes are several answers to math-verify's tests; here the last one is the answer.
+    "boxed": lambda case: case["kind"] == "response" and str(case["prediction"]).count("\\boxed") == 1,
+    "responses": lambda case: (
+        case["kind"] == "response" and not case["opts"].get("answer_marker") and "lighteval" not in str(case["source"])
+    ),
+    "choices": lambda case: case["kind"] == "mcq",
+}
 
 
 def response_of(case: Case) -> str:
     """The case as a policy would write it: bare answers in a box."""
     text = str(case["prediction"])
-    if is_word_problem(case):
+    if GROUPS["word problems"](case):
         reasoning, _, answer = text.rpartition("A:")
         return f"{reasoning}\\boxed{{{answer.strip()}}}"
-    return f"\\boxed{{{text}}}" if is_pair(case) else text
+    return f"\\boxed{{{text}}}" if GROUPS["pairs"](case) else text
 
 
 @needs_datasets
 @pytest.mark.parametrize(
-    ("kind", "wanted", "at_least", "wrongly_accepted", "wrongly_refused"),
+    ("kind", "group", "at_least", "wrongly_accepted", "wrongly_refused"),
     [
-        (MATH, is_word_problem, 799, 0, 0),
-        (STRICT, is_word_problem, 799, 0, 0),
-        (ExactGrader(), is_word_problem, 799, 0, 2),
-        (MATH, is_pair, 84, 4, 7),
-        (STRICT, is_pair, 84, 3, 12),
-        (MATH, is_boxed, 60, 3, 6),
-        (STRICT, is_boxed, 60, 0, 16),
-        (PREFERRED, is_response, 260, 4, 24),
-        (ChoiceGrader(), is_choice, 125, 0, 2),
+        (MATH, "word problems", 799, 0, 0),
+        (STRICT, "word problems", 799, 0, 0),
+        (ExactGrader(), "word problems", 799, 0, 2),
+        (MATH, "pairs", 84, 4, 7),
+        (STRICT, "pairs", 84, 3, 12),
+        (MATH, "boxed", 60, 3, 6),
+        (STRICT, "boxed", 60, 0, 16),
+        (PREFERRED, "responses", 260, 4, 24),
+        (ChoiceGrader(), "choices", 125, 0, 2),
     ],
 )
-def test_no_more_disagreements_than_known(
-    pool: GraderPool,
-    kind: GraderKind,
-    wanted: Callable[[Case], bool],
-    at_least: int,
-    wrongly_accepted: int,
-    wrongly_refused: int,
-) -> None:
-    cases = [case for case in records(DATASETS / "grader_cases/cases.jsonl") if wanted(case)]
+def test_no_more_disagreements_than_known(pool, kind, group, at_least, wrongly_accepted, wrongly_refused):
+    cases = [case for case in records(DATASETS / "grader_cases/cases.jsonl") if GROUPS[group](case)]
     requests = [
         GradeRequest(response_of(case), str(case["gold"]), Problem(extra_info=case["opts"]), kind) for case in cases
     ]

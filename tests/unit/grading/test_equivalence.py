@@ -22,6 +22,7 @@ from luffy.grading.equivalence.regions import same_regions
 from luffy.grading.equivalence.statement import statement
 from luffy.grading.equivalence.text import repaired
 from luffy.grading.pool import GraderPool
+from luffy.grading.request import GradeRequest
 from luffy.types import Outcome
 
 POWER, FACTORIAL = "a power too large to write out", "a factorial too large to write out"
@@ -98,12 +99,14 @@ def test_answers_that_would_never_finish_are_refused_and_those_like_real_referen
     assert [refusal(answer) for answer in answers] == [reason] * len(answers)
 
 
-def test_a_refused_answer_costs_no_worker_and_says_why() -> None:
+def test_a_refused_answer_and_a_long_response_cost_no_worker_and_the_refusal_says_why() -> None:
     with GraderPool(1, PATIENCE_S) as pool:
+        long = pool.grade([GradeRequest("word " * 200_000 + f"\\boxed{{{n}}}", "52") for n in (52, 53)])
         grade = pool.grade_one(r"\boxed{9^{9^{9^9}}}", "3")
         reference = pool.grade_one(r"\boxed{3}", "9^{9^{9^9}}")
         assert pool.grade_one(r"\boxed{9^{9^{9^9}}}", "9^{9^{9^9}}").outcome is Outcome.CORRECT
         assert pool.worker_pids() == []
+    assert [each.outcome for each in long] == [Outcome.CORRECT, Outcome.WRONG]
     assert (grade.outcome, grade.reason) == (Outcome.UNPARSABLE, POWER)
     assert reference.reason == f"the reference: {POWER}"
 

@@ -46,13 +46,6 @@ def test_nasty_answers_are_never_correct_and_never_break_the_pool(pool: GraderPo
     assert pool.grade_one(r"\boxed{1+x}", "x + 1").outcome is Outcome.CORRECT
 
 
-def test_a_million_characters_are_graded_in_this_process() -> None:
-    with GraderPool(1, PATIENCE_S) as pool:
-        grades = pool.grade([GradeRequest("word " * 200_000 + f"\\boxed{{{n}}}", "52") for n in (52, 53)])
-        assert [grade.outcome for grade in grades] == [Outcome.CORRECT, Outcome.WRONG]
-        assert pool.worker_pids() == []
-
-
 def test_a_hanging_verification_and_a_stopped_worker_time_out_and_the_others_are_graded() -> None:
     with GraderPool(num_workers=1, timeout_s=LIMIT_S) as pool:
         grades = pool.grade([GradeRequest(HANGS, "3"), GradeRequest(r"\boxed{x+1}", "1+x")])
@@ -70,7 +63,6 @@ def is_at_work(pid: int) -> bool:
 
 def kill_the_grading_worker(pool: GraderPool, killed: set[int]) -> None:
     """Kill the worker of a pool of one, once it is at work; `killed` are those that were killed before."""
-
     wait_until(lambda: any(is_at_work(pid) for pid in set(pool.worker_pids()) - killed))
     (pid,) = pool.worker_pids()
     killed.add(pid)
@@ -152,7 +144,7 @@ def test_a_timeout_is_remembered_by_its_pool_and_by_the_next_one_that_reads_its_
         assert first.outcome is Outcome.TIMED_OUT
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(pool, "_queue", None)  # nothing can reach a worker
-            assert pool.grade_one(HANGS, "3") == first
+            assert pool.grade_one(HANGS, "3").outcome is Outcome.TIMED_OUT
     with file.open("a") as torn:
         torn.write("0123")  # what a kill leaves of a line
     with GraderPool(1, 0.5, timeouts_file=file) as pool:
