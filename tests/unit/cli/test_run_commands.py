@@ -138,7 +138,7 @@ def test_show_goes_from_the_configuration_to_the_accuracies_and_curves(experimen
     digest = experiment.identities["prepare_data"].files["rows.jsonl (data.train)"]
     assert {
         "sft.optimizer.lr 0.002", "rl.steps 6", "tracking.samples_every 2 10",  # the last one is the default
-        f"rl finished {keys['rl']} 1m00s reused", "prepare_data data.train file: rows.jsonl abc123",
+        f"rl finished {keys['rl']} 1m00s reused", "data.train file: rows.jsonl abc123",
         "reward/mean 0.8 0.8",
     } <= {*lines}  # fmt: skip
     for pattern in (
@@ -217,7 +217,6 @@ def test_responses_of_an_evaluation_by_verdict_and_never_confidential_ones(tmp_p
         ("smoke --samples 2 --reward high", "give a number or a range"),
         ("smoke --samples 2 --reward 1..0", "--reward 1..0"),
         ("smoke --samples 0", "greater than or equal to 1"),
-        ("smoke --prompt a --stage sft", "no stage has a rollout journal"),
         ("smoke --prompt a --samples 2", "give one of them"),
         (f"smoke --svg {__file__}", "cannot be made (File exists)"),
     ],
@@ -311,3 +310,5 @@ def test_data_of_a_run_that_sampled_its_policy_are_the_sampled_traces(capsys, tm
         write_prompts(experiment.plan_node(node).directory / f"{name}.parquet", [prompt])
     assert main(["export", "smoke", str(tmp_path / "traces.parquet"), "--workspace", str(tmp_path)]) == 0
     assert "1 prompts with 1 traces (1 of policy)" in " ".join(capsys.readouterr().out.split())
+    assert main(["show", "smoke", "--prompt", "a", "--workspace", str(tmp_path)]) == 2
+    assert "no stage has a rollout journal" in capsys.readouterr().err

@@ -359,7 +359,8 @@ TUNED_ON_LONGER = changed(TUNED, "on: validation", "on: longer")
         # The budget.
         (COMPARED, "{optimizer_steps: 12}", "{}", "exactly one of optimizer_steps, rollouts and tokens"),
         (COMPARED, ", sft_steps: 4", "", "arms.sft_then_rl: sft_steps: missing"),
-        (COMPARED, "sft_steps: 4", "sft_steps: 5", "sft_steps .. 7"),
+        (COMPARED, "sft_steps: 4", "sft_steps: 5", "leaves 7 to RL"),
+        (COMPARED, "sft_steps: 4", "sft_steps: 12", "leaves 0 to RL"),
         (COMPARED, "method: sft}", "method: sft, sft_steps: 2}", "sft_steps has no effect"),
         (COMPARED, "seeds: ", 'overrides: ["rl.steps=9"]\nseeds: ', "many.yaml:3: overrides: rl.steps"),
         (COMPARED, "12}", "12, max_optimizer_steps: 9}", "max_optimizer_steps .. tokens"),
