@@ -1,10 +1,10 @@
-"""What a vLLM server with luffy's worker answers, over `synthetic.endpoint`."""
+"""What vLLM servers answer over `synthetic.endpoint`: one with luffy's worker, and one that scores tokens."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
-from synthetic.endpoint import Reply
+from synthetic.endpoint import TEXT, Reply
 
 KEY = "secret"
 CONTEXT = 64
@@ -68,3 +68,17 @@ def sampled(seed: int, *versions: str, **changes: object) -> Reply:
     logprobs = {"content": [{"token_id": token, "logprob": -0.5} for token in tokens]}
     choice = {"token_ids": tokens, "finish_reason": "length", "weight_versions": named, "logprobs": logprobs}
     return Reply(body={"choices": [choice | changes]})
+
+
+SCORING_PATHS = ("/v1/models", TEXT, "/tokenize")
+
+
+def scoring(path: str, body: dict) -> Reply:
+    """Token n has the log-probability -n / 10, and a text the ids of its letters."""
+    if path == "/v1/models":
+        return Reply(body={"data": [{"id": "small"}, {"id": "big", "max_model_len": 9}]})
+    if path == "/tokenize":
+        return Reply(body={"tokens": [ord(letter) for letter in body["prompt"]]})
+    _, *others = body["prompt"]
+    given = [None, *({str(token): {"logprob": -token / 10}} for token in others)]
+    return Reply(body={"choices": [{"prompt_logprobs": given}]})

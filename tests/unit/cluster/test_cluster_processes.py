@@ -173,7 +173,7 @@ def test_who_died_is_named_with_the_end_of_its_log(tmp_path, text, end):
     rank = Member("trainer rank 1", handle=None, log=log)
     said = str(MemberDied(rank, "died"))
     assert said.startswith("trainer rank 1 died; the same command resumes the stage.") and end in said
-    assert not text or said.splitlines()[0].endswith(f" The end of {log}:") and said.endswith(end)
+    assert not text or (said.splitlines()[0].endswith(f" The end of {log}:") and said.endswith(end))
     supervisor = Supervisor()
     supervisor.close()
     with pytest.raises(ClusterError, match="was closed"):

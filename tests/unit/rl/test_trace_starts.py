@@ -1,4 +1,4 @@
-"""What a row is given of a trace: prefixes, hints, and the branches of a search; and which rows a group is made of."""
+"""How much of a trace a row begins with: prefixes, and the branches of a search; and which traces the trainer takes."""
 
 from collections.abc import Callable, Sequence
 from statistics import fmean
@@ -6,33 +6,26 @@ from statistics import fmean
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic import ValidationError
-from support.patience import PATIENCE_S
 from synthetic.trajectories import row_of
 
-from luffy.config.group import AnchorConfig, GroupConfig, HintConfig, PrefixConfig
+from luffy.config.group import AnchorConfig, GroupConfig, PrefixConfig
 from luffy.grading.pool import GraderPool
 from luffy.rl.groups import GroupCollector
 from luffy.rl.rows import Demonstration, RolloutTask, Visit
-from luffy.rl.trace_starts import (
-    Anchors,
-    AnchorSearch,
-    HintedPrompts,
-    hint_text,
-    piece_ends,
-    prefix_length,
-    with_hinted_rows,
-)
+from luffy.rl.trace_choice import TraceChoice
+from luffy.rl.trace_starts import Anchors, AnchorSearch, piece_ends, prefix_length
 from luffy.rollout.engine import Completion, RolloutRequest, SamplingParams, StopTexts
 from luffy.tracking.rollout_metrics import anchor_metrics, rollout_metrics
-from luffy.types import FinishReason, Group, Hint, Message, Source, Trajectory
+from luffy.types import ANSWER_PROBABILITY, FinishReason, Group, Source, Trajectory
 
+COSINE = {"kind": "cosine", "start": 0.95}
+EVENLY = {"kind": "evenly_spaced"}
 LENGTHS = (
     {"kind": "uniform", "low": 0.0, "high": 1.0},
-    {"kind": "uniform", "low": {"kind": "cosine", "start": 0.95, "end": 0.05}, "high": 0.95},
+    {"kind": "uniform", "low": {**COSINE, "end": 0.05}, "high": 0.95},
     {"kind": "uniform", "low": 0.4, "high": 0.4},
-    {"kind": "binomial", "chunks": 5, "probability": {"kind": "cosine", "start": 0.95, "end": 0.0, "over": 0.6}},
-    {"kind": "evenly_spaced"},
+    {"kind": "binomial", "chunks": 5, "probability": {**COSINE, "end": 0.0, "over": 0.6}},
+    EVENLY,
 )
 
 
@@ -40,14 +33,12 @@ def _config(length: dict, shared: bool = False) -> PrefixConfig:
     return PrefixConfig.model_validate({"length": length, "shared": shared})
 
 
-def _lengths(length: dict, trace_tokens: int, step: int = 1, total: int = 101, rows: int = 500) -> list[int]:
-    config = _config(length)
-    visit = _visit(step)
-    return [prefix_length(config, trace_tokens, visit, i, rows, total, 7) for i in range(rows)]
-
-
 def _visit(step: int, uid: str = "p", repeat: int = 0) -> Visit:
     return Visit(RolloutTask(uid, (), "", ()), step, repeat)
+
+
+def _lengths(length: dict, trace_tokens: int, step: int = 1, rows: int = 500) -> list[int]:
+    return [prefix_length(_config(length), trace_tokens, _visit(step), i, rows, 101, 7) for i in range(rows)]
 
 
 @given(
@@ -72,14 +63,6 @@ def test_uniform_shares_fill_their_moving_interval() -> None:
     assert fmean(last) == pytest.approx(500, abs=4 * 231 / 500**0.5)
 
 
-def test_a_share_of_one_leaves_the_stop_token_to_write_and_of_zero_everything() -> None:
-    falling = {"kind": "linear", "start": 1.0, "end": 0.0}
-    length = {"kind": "uniform", "low": falling, "high": falling}
-    assert set(_lengths(length, 37, step=1)) == {36}
-    assert set(_lengths(length, 37, step=101)) == {0}
-    assert set(_lengths({"kind": "uniform", "low": 0.29, "high": 0.29}, 100)) == {29}
-
-
 def test_binomial_prefixes_end_at_chunks_with_the_binomial_s_shares() -> None:
     length = {"kind": "binomial", "chunks": 4, "probability": 0.5}
     found = _lengths(length, 10, rows=4000)
@@ -87,14 +70,28 @@ def test_binomial_prefixes_end_at_chunks_with_the_binomial_s_shares() -> None:
     for tokens, probability in {0: 1 / 16, 2: 4 / 16, 5: 6 / 16, 7: 4 / 16, 9: 1 / 16}.items():
         error = (probability * (1 - probability) / 4000) ** 0.5
         assert found.count(tokens) / 4000 == pytest.approx(probability, abs=4 * error)
-    # A trace shorter than its chunks is cut token by token.
-    assert set(_lengths({"kind": "binomial", "chunks": 5, "probability": 0.5}, 3)) == {0, 1, 2}
 
 
-def test_evenly_spaced_rows_go_from_low_to_high_and_a_lone_one_stands_between() -> None:
-    assert _lengths({"kind": "evenly_spaced"}, 100, rows=5) == [0, 25, 50, 75, 99]
-    assert _lengths({"kind": "evenly_spaced", "low": 0.2, "high": 0.6}, 100, rows=3) == [20, 40, 60]
-    assert _lengths({"kind": "evenly_spaced", "low": 0.2, "high": 0.6}, 100, rows=1) == [40]
+FALLING = {"kind": "linear", "start": 1.0, "end": 0.0}
+
+
+@pytest.mark.parametrize(
+    ("length", "trace_tokens", "step", "rows", "found"),
+    [
+        # A share of one leaves the stop token to write, and of zero everything.
+        ({"kind": "uniform", "low": FALLING, "high": FALLING}, 37, 1, 500, {36}),
+        ({"kind": "uniform", "low": FALLING, "high": FALLING}, 37, 101, 500, {0}),
+        ({"kind": "uniform", "low": 0.29, "high": 0.29}, 100, 1, 500, {29}),
+        # A trace shorter than its chunks is cut token by token.
+        ({"kind": "binomial", "chunks": 5, "probability": 0.5}, 3, 1, 500, {0, 1, 2}),
+        # Rows go from low to high, and a lone one stands between.
+        (EVENLY, 100, 1, 5, [0, 25, 50, 75, 99]),
+        ({**EVENLY, "low": 0.2, "high": 0.6}, 100, 1, 3, [20, 40, 60]),
+        ({**EVENLY, "low": 0.2, "high": 0.6}, 100, 1, 1, [40]),
+    ],
+)
+def test_lengths_by_hand(length, trace_tokens, step, rows, found):
+    assert type(found)(_lengths(length, trace_tokens, step, rows)) == found
 
 
 def test_shared_prefixes_are_equal_in_a_group_and_drawn_anew_for_every_visit_and_step() -> None:
@@ -107,105 +104,9 @@ def test_shared_prefixes_are_equal_in_a_group_and_drawn_anew_for_every_visit_and
     assert len({tokens(), tokens(visit=1), tokens(step=2), tokens(uid="q")}) == 4
 
 
-REASONING = "<think>one\n two\n\nthree\nfour\n</think>\\boxed{7}"
-
-
-def hint_config(**changes: object) -> HintConfig:
-    values = {"levels": (0.25, 0.5, 0.9), "keep": "first_correct", "learn": "bare", "template": "{prompt} | {hint}"}
-    return HintConfig.model_validate({**values, **changes})
-
-
-def task_with(*replies: str) -> RolloutTask:
-    messages = (Message("system", "Be brief."), Message("user", "What is {hint}?"))
-    return RolloutTask("p", (1,), "7", tuple(Demonstration(text, (2,), None) for text in replies), messages=messages)
-
-
-def hints(settings: HintConfig, seed: int = 7, total_steps: int = 100) -> HintedPrompts:
-    def encode(messages: object) -> tuple[int, ...]:
-        encoded.append(messages)
-        return (len(encoded),)
-
-    encoded: list[object] = []
-    prompts = HintedPrompts(settings, encode, seed, total_steps)
-    prompts.encoded = encoded  # type: ignore[attr-defined]
-    return prompts
-
-
-@pytest.mark.parametrize(
-    ("share", "shown"),
-    [(0.01, "one"), (0.25, "one"), (0.5, "one\n two"), (0.75, "one\n two\nthree"), (0.99, "one\n two\nthree")],
-)
-def test_a_hint_is_the_first_steps_of_the_reasoning_and_never_the_last(share: float, shown: str) -> None:
-    assert hint_text(REASONING, share) == shown
-
-
-def test_a_trace_of_one_line_is_cut_at_words_and_one_of_a_single_step_gives_no_hint() -> None:
-    assert hint_text("so it is \\boxed{7}", 0.5) == "so it"
-    assert hint_text("\\boxed{7}", 0.5) == hint_text("", 0.5) == hint_text("<think>", 0.5) == ""
-
-
-def test_the_hint_stands_in_the_last_message_of_a_prompt_of_its_own() -> None:
-    prompts = hints(hint_config(rows_per_level=2))
-    found = prompts.of(task_with(REASONING), step=1)
-    assert [prompt.hint.level for prompt in found] == [1, 1, 2, 2, 3, 3]
-    assert found[2].hint == Hint(2, "one\n two") and not found[2].is_learned_from
-    assert found[2].prompt_ids == (2,) == found[3].prompt_ids
-    system, question = prompts.encoded[1]  # type: ignore[attr-defined]
-    assert (system.content, question.content) == ("Be brief.", "What is {hint}? | one\n two")
-
-
-def test_tasks_without_a_trace_of_two_steps_have_no_hints_and_several_traces_take_turns() -> None:
-    prompts = hints(hint_config(levels=(0.5,)))
-    assert prompts.of(task_with(), step=1) == prompts.of(task_with("\\boxed{7}"), step=1) == []
-    both = task_with("a\nb\n7", "\\boxed{7}", "c\nd\n7")
-    shown = [prompts.of(both, step)[0].hint.text for step in range(1, 30)]
-    assert set(shown) == {"a", "c"}
-    assert shown == [hints(hint_config(levels=(0.5,))).of(both, step)[0].hint.text for step in range(1, 30)]
-
-
-def test_the_longest_prompt_is_that_of_the_highest_level() -> None:
-    prompts = HintedPrompts(hint_config(), lambda messages: tuple(range(len(messages[-1].content))), 7, 10)
-    assert prompts.longest([task_with(), task_with("a\nb"), task_with(REASONING)]) == len(
-        "What is {hint}? | one\n two\nthree"
-    )
-    assert prompts.longest([task_with()]) == 0
-
-
-def test_hints_begin_after_their_share_of_the_steps() -> None:
-    late = hints(hint_config(after=0.29), total_steps=100)
-    assert [late.are_due(step) for step in (1, 29, 30, 100)] == [False, False, True, True]
-    assert hints(hint_config()).are_due(1)
-
-
-def hinted_row(reward: float, hint: Hint) -> Trajectory:
-    return row_of(reward, source=Source.HINTED, hint=hint)
-
-
-def test_the_accuracy_of_a_group_is_that_of_bare_rollouts_whatever_hints_achieve() -> None:
-    hinted = [hinted_row(1.0, Hint(1, "a")), hinted_row(0.0, Hint(1, "a"))]
-    bare = Group("p", (row_of(0.0), row_of(0.0), row_of(0.0)))
-    found = with_hinted_rows(bare, hinted, "all")
-    assert [each.hint is not None for each in found.trajectories] == [False, True, True]
-    assert found.accuracy == 0.0 and len(found.rollouts) == 3 and list(found.hinted) == hinted
-
-
-def test_right_rollouts_stay_and_hinted_rows_that_are_all_wrong_change_nothing() -> None:
-    right, wrong = row_of(1.0), [row_of(0.0) for _ in range(3)]
-    hinted = [hinted_row(0.0, Hint(1, "a")), hinted_row(1.0, Hint(2, "ab"))]
-    helped = with_hinted_rows(Group("p", (right, *wrong)), hinted, "first_correct")
-    assert [each.reward for each in helped.trajectories] == [1.0, 0.0, 0.0, 1.0]
-    assert len(helped.replaced) == 2 and helped.accuracy == 0.25
-    unhelped = with_hinted_rows(Group("p", tuple(wrong)), hinted[:1], "first_correct")
-    assert unhelped.trajectories == tuple(wrong) and len(unhelped.replaced) == 1
-
-
-RIGHT, WRONG, STOP, LINE = 1, 2, 3, 4
-SIZE = 4
-TRACE = (20, LINE, 21, LINE, 22, LINE, 23, LINE, RIGHT, STOP)
-"""Five lines; the first four end after 2, 4, 6 and 8 tokens."""
-
-
 # ---- where a trace is cut ----
+
+FIVE_LINES = ["a\n", "b\n", "c\n", "d\n", "e", "<e>"]
 
 
 @pytest.mark.parametrize(
@@ -213,8 +114,8 @@ TRACE = (20, LINE, 21, LINE, 22, LINE, 23, LINE, RIGHT, STOP)
     [
         (["a", "\n", "b", "\n", "c", "<e>"], 10, (2, 4)),
         (["a", "\n", "b", "\n", "c", "\n", "<e>"], 10, (2, 4)),  # nothing but the stop token after the last line
-        (["a\n", "b\n", "c\n", "d\n", "e", "<e>"], 2, (2,)),
-        (["a\n", "b\n", "c\n", "d\n", "e", "<e>"], 3, (1, 3)),
+        (FIVE_LINES, 2, (2,)),
+        (FIVE_LINES, 3, (1, 3)),
         (["so", " it", " is", " 7", "<e>"], 10, (1, 2, 3)),
         (["so ", "it ", "is", "<e>"], 10, (1, 2)),
         (["a", "b", "c", "<e>"], 10, (1, 2)),  # no word is seen in the single tokens
@@ -227,8 +128,7 @@ def test_a_trace_is_cut_after_its_lines_else_words_else_tokens_and_never_before_
     assert piece_ends(texts, pieces) == ends
 
 
-@pytest.mark.parametrize("num_lines", range(2, 30))
-@pytest.mark.parametrize("pieces", [2, 3, 10])
+@given(st.integers(2, 29), st.sampled_from([2, 3, 10]))
 def test_pieces_have_as_equal_numbers_of_lines_as_they_can(num_lines: int, pieces: int) -> None:
     ends = piece_ends([*["x\n"] * (num_lines - 1), "x", "<e>"], pieces)
     lengths = [end - start for start, end in zip((0, *ends), (*ends, num_lines), strict=True)]
@@ -238,77 +138,73 @@ def test_pieces_have_as_equal_numbers_of_lines_as_they_can(num_lines: int, piece
 
 # ---- how the search goes ----
 
+RIGHT, WRONG, STOP, LINE = 1, 2, 3, 4
+SIZE = 4
+TRACE = (20, LINE, 21, LINE, 22, LINE, 23, LINE, RIGHT, STOP)
+"""Five lines; the first four end after 2, 4, 6 and 8 tokens."""
+EXACTLY_HALF = {"success_at_least": 0.5, "success_at_most": 0.5}
 
-def searched(successes: dict[int, float], num_pieces: int = 10, **bounds: float) -> tuple[list[int], Group]:
-    """The numbers of pieces tried, and the group, where `successes` gives the share of correct rows for each number."""
+
+@pytest.mark.parametrize(
+    ("successes", "num_pieces", "bounds", "tried", "num_right"),
+    [
+        # It ends with the first number within the bounds.
+        ({5: 0.5}, 10, {}, [5], 2),
+        ({5: 0.0, 7: 0.75}, 10, {}, [5, 7], 3),
+        ({5: 1.0, 2: 0.25}, 10, {}, [5, 2], 1),
+        # Without one, the shortest start that succeeds is taken, and without a success the bare rollouts stay.
+        *(
+            ({count: float(count >= first) for count in range(1, 10)}, 10, {}, tried, SIZE)
+            for first, tried in {
+                1: [5, 2, 1], 2: [5, 2, 1], 3: [5, 2, 3], 4: [5, 2, 3, 4], 5: [5, 2, 3, 4], 6: [5, 7, 6],
+                7: [5, 7, 6], 8: [5, 7, 8], 9: [5, 7, 8, 9],
+            }.items()
+        ),
+        (dict.fromkeys(range(1, 10), 0.0), 10, {}, [5, 7, 8, 9], 0),
+        # Of tries outside the bounds the nearest is taken: 0.25 is nearer to 0.5 than 1.0.
+        ({5: 1.0, 2: 0.25, 3: 1.0, 4: 1.0}, 10, EXACTLY_HALF, [5, 2, 3], 1),
+        ({1: 0.0}, 2, {}, [1], 0),
+    ],
+)  # fmt: skip
+def test_the_search_for_the_number_of_pieces(successes, num_pieces, bounds, tried, num_right):
+    """`successes`: the share of correct rows for each number."""
     search = AnchorSearch(AnchorConfig(**bounds), Demonstration("", TRACE, None), range(1, num_pieces))
-    tried = []
+    numbers = []
     while (count := search.num_pieces) is not None:
         assert search.num_given == count
-        tried.append(count)
+        numbers.append(count)
         correct = round(SIZE * successes[count])
-        search.observe([row_of(place < correct) for place in range(SIZE)])
-    return tried, search.group(Group("p", tuple(row_of(False) for _ in range(SIZE))))
-
-
-def rising(first: int) -> dict[int, float]:
-    """Never right with fewer pieces, always with as many or more."""
-    return {count: float(count >= first) for count in range(1, 10)}
-
-
-def test_it_ends_with_the_first_number_within_the_bounds() -> None:
-    assert searched({5: 0.5})[0] == [5]
-    assert searched({5: 0.0, 7: 0.75})[0] == [5, 7]
-    assert searched({5: 1.0, 2: 0.25})[0] == [5, 2]
-
-
-@pytest.mark.parametrize("first", range(1, 10))
-def test_without_a_number_within_the_bounds_the_shortest_start_that_succeeds_is_taken(first: int) -> None:
-    tried, group = searched(rising(first))
-    assert len(tried) <= 4 and len(set(tried)) == len(tried)
-    assert first in tried, "the search ends between failure and success"
-    assert all(each.is_correct for each in group.trajectories)
-    assert len(group.replaced) == SIZE * len(tried)  # the bare rollouts, and every other try
-
-
-def test_without_a_success_the_bare_rollouts_stay_and_every_sampled_row_is_kept() -> None:
-    tried, group = searched(dict.fromkeys(range(1, 10), 0.0))
-    assert tried == [5, 7, 8, 9]
-    assert len(group.trajectories) == SIZE and len(group.replaced) == 4 * SIZE
-
-
-def test_of_tries_outside_the_bounds_the_nearest_is_taken() -> None:
-    successes = {5: 1.0, 2: 0.25, 3: 1.0, 4: 1.0}
-    tried, group = searched(successes, success_at_least=0.5, success_at_most=0.5)
-    assert tried == [5, 2, 3]
-    assert sum(each.is_correct for each in group.trajectories) == 1  # 0.25 is nearer to 0.5 than 1.0
-
-
-def test_a_trace_of_two_pieces_is_tried_once() -> None:
-    assert searched({1: 0.0}, num_pieces=2)[0] == [1]
-
-
-# ---- the rows of a group ----
+        search.observe([row_of(place < correct, (count,)) for place in range(SIZE)])
+    assert numbers == tried
+    group = search.group(Group("p", tuple(row_of(False, (0,)) for _ in range(SIZE))))
+    assert sum(row.is_correct for row in group.trajectories) == num_right
+    (taken,) = {row.response_ids[0] for row in group.trajectories}
+    assert all(taken <= other for other, share in successes.items() if share * SIZE == num_right > 0 and other in tried)
+    assert bool(taken) == (num_right > 0) and len(group.trajectories) == SIZE
+    assert len(group.replaced) == SIZE * len(tried), "every sampled row is kept"
 
 
 class Engine:
-    """Right with the probability that `success` gives for the number of given tokens, in turn over a call's rows."""
+    """The first half of a group is right where at least so many tokens are given."""
 
-    def __init__(self, success: Callable[[int], float]) -> None:
+    def __init__(self, least: int) -> None:
         self.calls: list[list[RolloutRequest]] = []
-        self._success = success
+        self._least = least
 
     def generate(self, requests: Sequence[RolloutRequest], params: SamplingParams) -> list[Completion]:
         self.calls.append(list(requests))
+        is_right = [i % SIZE < SIZE / 2 and len(one.prefix_ids) >= self._least for i, one in enumerate(requests)]
         return [
-            Completion(
-                (RIGHT if place % SIZE < round(SIZE * self._success(len(request.prefix_ids))) else WRONG, STOP),
-                (-0.5, -0.25), FinishReason.STOP, weight_versions=(6, 6),
-            )
-            for place, request in enumerate(requests)
-        ]  # fmt: skip
+            Completion((RIGHT if right else WRONG, STOP), (-0.5, -0.25), FinishReason.STOP, weight_versions=(6, 6))
+            for right in is_right
+        ]
 
     def close(self) -> None: ...
+
+    @property
+    def given(self) -> list[list[tuple[int, ...]]]:
+        """What the groups of each call begin with."""
+        return [[request.prefix_ids for request in call[::SIZE]] for call in self.calls]
 
 
 def decode(ids: Sequence[int]) -> str:
@@ -316,39 +212,41 @@ def decode(ids: Sequence[int]) -> str:
     return "".join(texts.get(token_id, "x") for token_id in ids)
 
 
-def collected(
-    success: Callable[[int], float], *tasks: RolloutTask, step: int = 1, stops: StopTexts | None = None
-) -> tuple[Engine, list[Group]]:
-    engine = Engine(success)
-    anchor = AnchorConfig()
-    config = GroupConfig(size=SIZE, off_policy=0, anchor=anchor)
-    with GraderPool(1, PATIENCE_S) as grader:
+Collect = Callable[..., tuple[Engine, list[Group]]]
+
+
+@pytest.fixture
+def collect(grader: GraderPool) -> Collect:
+    """The groups of tasks, where starts of this many tokens or more succeed half of the time, shorter ones never."""
+
+    def collected(
+        least: int, *tasks: RolloutTask, step: int = 1, stops: StopTexts | None = None
+    ) -> tuple[Engine, list[Group]]:
+        engine, anchor = Engine(least), AnchorConfig()
         collector = GroupCollector(
-            grader, decode, SamplingParams(1.0, 16, ()), config, seed=0, total_steps=10, stops=stops,
-            anchors=Anchors(anchor, decode, seed=0),
+            grader, decode, SamplingParams(1.0, 16, ()), GroupConfig(size=SIZE, off_policy=0, anchor=anchor), seed=0,
+            total_steps=10, stops=stops, anchors=Anchors(anchor, decode, seed=0),
         )  # fmt: skip
         return engine, collector.collect(engine, tasks, step)
+
+    return collected
 
 
 def task(uid: str = "a", *traces: tuple[int, ...]) -> RolloutTask:
     return RolloutTask(uid, (5, 6), "7", tuple(Demonstration(decode(ids), ids, None) for ids in traces))
 
 
-def test_a_group_that_fails_continues_the_start_of_the_trace_which_is_context() -> None:
-    engine, (group,) = collected(lambda given: 0.5 if given >= 4 else 0.0, task("a", TRACE))
-    assert [[request.prefix_ids for request in call] for call in engine.calls] == [[()] * SIZE, [TRACE[:4]] * SIZE]
+def test_a_group_that_fails_continues_the_start_of_the_trace_which_is_context(collect: Collect) -> None:
+    """That groups which succeed, or have no trace to cut, are left alone is shown by `test_composition.py`."""
+    engine, (group,) = collect(8, task("a", TRACE))  # tries 2, 3 and 4 pieces
+    assert engine.given == [[()], [TRACE[:4]], [TRACE[:6]], [TRACE[:8]]]
     assert {request.prompt_ids for call in engine.calls for request in call} == {(5, 6)}
-    assert len({request.seed for call in engine.calls for request in call}) == 2 * SIZE
     assert [each.is_correct for each in group.trajectories] == [True, True, False, False]
     for each in group.trajectories:
-        assert each.response_ids[:4] == TRACE[:4] and len(each.response_ids) == 6
-        assert each.source == (Source.OFF_POLICY,) * 4 + (Source.ON_POLICY,) * 2
-        assert each.weight_version[4:] == (6, 6)
+        assert each.response_ids[:8] == TRACE[:8] and len(each.response_ids) == 10
+        assert each.source == (Source.OFF_POLICY,) * 8 + (Source.ON_POLICY,) * 2
+        assert each.weight_version[8:] == (6, 6)
     assert group.accuracy == 0.0 and len(group.rollouts) == SIZE, "those of the bare prompt"
-
-
-def test_what_the_search_sampled_is_counted_and_measured() -> None:
-    _, (group,) = collected(lambda given: 0.5 if given >= 8 else 0.0, task("a", TRACE))  # tries 2, 3 and 4 pieces
     assert len(group.replaced) == 3 * SIZE
     metrics = rollout_metrics([group])
     assert (metrics["rollout/num_drawn"], metrics["rollout/tokens_drawn"]) == (4 * SIZE, 2 * 4 * SIZE)
@@ -361,62 +259,97 @@ def test_what_the_search_sampled_is_counted_and_measured() -> None:
     }
 
 
-def test_groups_that_succeed_or_have_no_trace_to_cut_are_left_alone() -> None:
-    engine, groups = collected(lambda given: 0.0, task("short", (RIGHT, STOP)), task("none"))
-    assert len(engine.calls) == 1 and all(group.replaced == () for group in groups)
-    engine, groups = collected(lambda given: 0.25, task("a", TRACE))
-    assert len(engine.calls) == 1 and not any(each.is_off_policy for each in groups[0].trajectories)
-
-
-def test_searches_of_a_step_run_together_and_do_not_depend_on_one_another() -> None:
-    def success(given: int) -> float:
-        return 0.5 if given >= 8 else 0.0
-
-    engine, together = collected(success, task("a", TRACE), task("b", TRACE), task("none"))
+def test_searches_of_a_step_run_together_and_do_not_depend_on_one_another(collect: Collect) -> None:
+    engine, together = collect(8, task("a", TRACE), task("b", TRACE), task("none"))
     assert [len(call) for call in engine.calls] == [3 * SIZE, 2 * SIZE, 2 * SIZE, 2 * SIZE]
     for uid, group in zip("ab", together, strict=False):
-        alone, (again,) = collected(success, task(uid, TRACE))
-        for one, other in zip(
-            (*again.trajectories, *again.replaced), (*group.trajectories, *group.replaced), strict=True
-        ):
-            assert (one.response_ids, one.source, one.reward) == (other.response_ids, other.source, other.reward)
-        seeds = {request.seed for call in alone.calls for request in call}
-        assert len(seeds) == 4 * SIZE
-    later, _ = collected(success, task("a", TRACE), step=2)
+        alone, (again,) = collect(8, task(uid, TRACE))
+        one, other = (
+            [(row.response_ids, row.source, row.reward) for row in (*found.trajectories, *found.replaced)]
+            for found in (again, group)
+        )
+        assert one == other
+        assert len({request.seed for call in alone.calls for request in call}) == 4 * SIZE
+    later, _ = collect(8, task("a", TRACE), step=2)
     assert not {request.seed for request in later.calls[1]} & {request.seed for request in engine.calls[1]}
 
 
-def test_several_traces_take_turns_over_the_steps() -> None:
-    other = (30, *TRACE[1:])
-    used = set()
-    for step in range(1, 12):
-        engine, _ = collected(lambda given: 0.5 if given else 0.0, task("a", TRACE, other, (RIGHT, STOP)), step=step)
-        used.add(engine.calls[1][0].prefix_ids[0])
-    assert used == {20, 30}
+def test_several_traces_take_turns_over_the_steps_and_a_start_ends_before_a_stop_text(collect: Collect) -> None:
+    traces = (TRACE, (30, *TRACE[1:]), (RIGHT, STOP))
+    given = [collect(1, task("a", *traces), step=step)[0].given[1][0] for step in range(1, 12)]
+    assert {ids[0] for ids in given} == {20, 30}
+    engine, _ = collect(1, task("a", TRACE), stops=StopTexts(("x\nx\n",), decode))
+    assert engine.given[1] == [TRACE[:3]]
 
 
-def test_a_start_ends_before_a_stop_text() -> None:
-    stops = StopTexts(("x\nx\n",), decode)
-    engine, _ = collected(lambda given: 0.5 if given else 0.0, task("a", TRACE), stops=stops)
-    assert engine.calls[1][0].prefix_ids == TRACE[:3]
+# ---- the trainer's choice among traces ----
+
+PIECES = ("", "so ", "{5", "5", "6", "}", "\n", "56", "x")
+"""The text of each token; `encode` takes the longest that fits."""
+CHOICE = TraceChoice(lambda ids: "".join(PIECES[token] for token in ids), lambda text: _encoded(text), longest=20)
+SO = 1
 
 
-# ---- configuration ----
+def _encoded(text: str) -> tuple[int, ...]:
+    if not text:
+        return ()
+    best = max((piece for piece in PIECES if piece and text.startswith(piece)), key=len)
+    return (PIECES.index(best), *_encoded(text[len(best) :]))
 
-HINT = {"levels": (0.5,), "keep": "all", "learn": "hinted"}
+
+def _trace(*ids: int, answer: str = "56") -> Trajectory:
+    unknown = {"logp_behavior": (float("nan"),) * len(ids), "weight_version": (-1,) * len(ids)}
+    return row_of(1.0, ids, Source.OFF_POLICY, prompt_ids=(1, 2), answer=answer, **unknown)
 
 
 @pytest.mark.parametrize(
-    ("group", "words"),
+    ("ids", "answer", "reference", "given", "scored"),
     [
-        ({"anchor": {"success_at_least": 0.8, "success_at_most": 0.2}}, "must not be above"),
-        ({"anchor": {"accuracy_at_most": 0.5}}, "must be below success_at_least"),
-        ({"anchor": {"success_at_least": 0.3, "success_at_most": 0.4}}, "no number of correct rows among size 4"),
-        ({"anchor": {}, "off_policy": 1}, "anchor and off_policy both use traces"),
-        ({"anchor": {}, "hint": HINT}, "hint and anchor both sample again where rollouts fail"),
-        ({"anchor": {"pieces": 1}}, "greater than or equal to 2"),
+        ((SO, 7, 6, SO, 7, 5, 0), "56", "65", (SO, 7, 6, SO), (4, 3)),  # the last place of the answer
+        ((SO, 3, 4, 5), "56", "56", (SO,), (7,)),  # encoded as the reference would be
+        ((SO, 2, 4, 5), "56", "56", (SO,), (2, 4)),  # the answer begins within a token
+        ((7,), "56", "56", (), (7,)),
+        ((*[SO] * 17, 7), "56", "56", (SO,) * 17, (7,)),
+        ((*[SO] * 18, 7), "56", "56", None, None),  # 2 + 18 + 1 tokens are more than 20
+        ((SO, 8), "56", "56", None, None),  # the answer is not in the text
+        ((SO, 7), "", "56", None, None),
+        ((SO, 7), "56", "", None, None),
     ],
 )
-def test_bad_settings_are_refused(group: dict[str, object], words: str) -> None:
-    with pytest.raises(ValidationError, match=words):
-        GroupConfig.model_validate({"size": 4, "off_policy": 0} | group)
+def test_the_reference_answer_is_scored_in_the_place_of_the_traces_own(ids, answer, reference, given, scored):
+    probe = CHOICE.probe(_trace(*ids, answer=answer), reference)
+    if given is None:
+        assert probe is None
+        return
+    assert probe.prompt_ids == (1, 2) and probe.response_ids == given + scored
+    assert probe.source == (Source.ENVIRONMENT,) * len(given) + (Source.OFF_POLICY,) * len(scored)
+    assert probe.num_learnable == len(scored) == sum(source is Source.OFF_POLICY for source in probe.source)
+
+
+@pytest.mark.parametrize(
+    ("traces", "scores", "chosen"),
+    [
+        # The highest scores stay, and ties go to those whose turn it is; a trace that cannot be scored comes last.
+        ([(7,), (SO, 7), (SO, SO, 7), (SO, SO, SO, 7)], [0.1, 0.4, 0.2, 0.3], (1, 3)),
+        ([(7,), (SO, 7), (SO, SO, 7), (SO, SO, SO, 7)], [0.5] * 4, (0, 1)),
+        ([(7,), (SO, 7), (SO, SO, 7), (SO, SO, SO, 7)], [0.1, 0.2, 0.2, 0.1], (1, 2)),
+        ([(8,), (SO, 7), (7,)], [0.0, 0.1, 0.2], (2, 1)),
+    ],
+)
+def test_a_failed_group_learns_from_the_traces_of_the_highest_scores(traces, scores, chosen):
+    """Of a group of four with two of these traces; groups without a choice are untouched, and not scored."""
+    rows, wrong, scorable = [_trace(*ids) for ids in traces], row_of(0.0), [score for score in scores if score]
+    others = [Group("p", (row_of(1.0), *[wrong] * 3)), Group("p", (wrong, *rows[:2]), (wrong, wrong))]
+    group = Group("p", (wrong, wrong, *rows[:2]), (wrong, wrong, *rows[2:]))
+
+    def score(asked: Sequence[Trajectory]) -> list[float]:
+        assert len(asked) == len(scorable)
+        return scorable
+
+    *untouched, found = CHOICE.made([*others, group], {"p": RolloutTask("p", (1, 2), "56", ())}, score)
+    assert untouched == others
+    assert found.rollouts == [wrong] * 4 and len(found.trajectories) == 4
+    measured = [(row.response_ids, row.measures[ANSWER_PROBABILITY]) for row in found.trajectories[2:]]
+    assert measured == [(traces[place], scores[place]) for place in chosen]
+    left = [place for place in range(len(traces)) if place not in chosen]
+    assert sorted(row.measures[ANSWER_PROBABILITY] for row in found.replaced[2:]) == sorted(scores[i] for i in left)

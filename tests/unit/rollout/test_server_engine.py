@@ -9,9 +9,8 @@ import pytest
 from support.patience import PATIENCE_S
 from support.refusals import refused
 from synthetic.endpoint import TEXT, Endpoint, Reply, refusal
-from synthetic.scored_tokens import PATHS, scoring
 from synthetic.settings import SMOKE
-from synthetic.vllm_server import CONTEXT, GENERATE, KEY, SETTINGS, FakeServer, sampled
+from synthetic.vllm_server import CONTEXT, GENERATE, KEY, SCORING_PATHS, SETTINGS, FakeServer, sampled, scoring
 
 from luffy.config import load_experiment
 from luffy.config.execution import ServerConfig
@@ -270,7 +269,7 @@ def scorer(*servers: Endpoint, longest: int = 8, model: str = "big", text_ids: t
 def test_servers_share_the_sequences_by_their_tokens_and_score_those_after_the_first_in_order(
     serve: Callable[..., Endpoint], num_servers: int, num_tokens: list[int]
 ) -> None:
-    servers = [serve(scoring, PATHS) for _ in range(num_servers)]
+    servers = [serve(scoring, SCORING_PATHS) for _ in range(num_servers)]
     with closing(scorer(*servers)) as opened:
         assert opened.score(REQUESTS) == SCORES
     asked = [[body for path, body in each.asked if path == TEXT] for each in servers]
@@ -289,7 +288,7 @@ def test_servers_share_the_sequences_by_their_tokens_and_score_those_after_the_f
 )
 def test_a_server_without_scores_ends_the_step_in_one_line(serve, choice, words):
     said = Reply(body={"choices": [choice]})
-    served = serve(lambda path, body: said if path == TEXT else scoring(path, body), PATHS)
+    served = serve(lambda path, body: said if path == TEXT else scoring(path, body), SCORING_PATHS)
     with closing(scorer(served)) as opened, pytest.raises(ClusterError, match=words) as found:
         opened.score([ScoreRequest((5, 9), 1)])
     assert "\n" not in str(found.value) and not isinstance(found.value, LostError)
@@ -307,4 +306,4 @@ def test_a_server_without_scores_ends_the_step_in_one_line(serve, choice, words)
 )
 def test_servers_that_cannot_score_the_policys_tokens_are_refused(serve, answer, settings, named):
     with refused(*named, error=ConfigError):
-        scorer(serve(answer, PATHS), **settings)
+        scorer(serve(answer, SCORING_PATHS), **settings)

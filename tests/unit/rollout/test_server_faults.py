@@ -9,8 +9,7 @@ import pytest
 from support.patience import PATIENCE_S
 from support.refusals import refused
 from synthetic.endpoint import CHAT, TEXT, Endpoint, Reply, by_seed, refusal
-from synthetic.scored_tokens import scoring
-from synthetic.vllm_server import CONTEXT, GENERATE, KEY, FakeServer
+from synthetic.vllm_server import CONTEXT, GENERATE, KEY, FakeServer, scoring
 
 from luffy.config.execution import ServerConfig
 from luffy.config.model import EndpointModel
@@ -44,27 +43,21 @@ def _as_vllm() -> Callable[[str, dict], Reply]:
 
 CLIENTS = {
     "rollouts": Client(
-        "execution.server",
-        GENERATE,
-        _as_vllm,
+        "execution.server", GENERATE, _as_vllm,
         lambda config: ServerEngine.connect(config, "float32", max_model_len=CONTEXT),
         lambda engine: engine.generate([RolloutRequest((1, 2), seed=7)], PARAMS),
     ),
     "texts": Client(
-        "execution.server",
-        CHAT,
-        lambda: by_seed,
+        "execution.server", CHAT, lambda: by_seed,
         lambda config: TextEndpoint.connect(EndpointModel(name="gpt-x"), config, ["/chat/completions"]),
         lambda endpoint: endpoint.run(endpoint.complete(TextRequest((), 1), PARAMS)),
     ),
     "scores": Client(
-        "execution.rl_teacher",
-        TEXT,
-        lambda: scoring,
+        "execution.rl_teacher", TEXT, lambda: scoring,
         lambda config: ServedScorer.connect(config, "big", longest=8, known={}, setting="execution.rl_teacher"),
         lambda scorer: scorer.score([ScoreRequest((5, 9), 1)]),
     ),
-}
+}  # fmt: skip
 EACH = pytest.mark.parametrize("name", CLIENTS)
 
 

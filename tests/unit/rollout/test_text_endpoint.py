@@ -217,7 +217,7 @@ def test_an_endpoint_without_a_path_or_at_another_place_is_refused_before_anythi
 
 def test_what_has_come_back_is_not_asked_again(serve, connect, tmp_path):
     served = serve(mortal(8, by_seed, refusal(500, "out of memory")))
-    with pytest.raises(LostError, match="out of memory; .* the same command continues after them"):
+    with pytest.raises(LostError, match=r"out of memory; .* the same command continues after them"):
         connect(served, concurrency=1, max_retries=0).generate(chats(12), PARAMS)
     with (tmp_path / "paid_answers.jsonl").open("ab") as file:
         file.write(b'{"key": "torn')

@@ -54,15 +54,23 @@ def test_greedy_equals_transformers_own_generate() -> None:
     assert list(completion.token_ids) == expected[0, 3:].tolist()
 
 
-def test_sampling_follows_the_model_distribution() -> None:
+@pytest.mark.parametrize(("temperature", "top_p"), [(1.0, 1.0), (0.7, 0.5)])
+def test_draws_and_their_log_probabilities_are_those_of_the_likeliest_tokens(temperature: float, top_p: float) -> None:
     model = tiny_model().eval()
     requests = [RolloutRequest((1, 2, 3), seed=i) for i in range(4000)]
-    params = SamplingParams(1.0, max_response_tokens=1, stop_token_ids=())
-    tokens = [c.token_ids[0] for c in TransformersEngine(model, 4000).generate(requests, params)]
-    probabilities = torch.softmax(model(torch.tensor([[1, 2, 3]])).logits[0, -1].double(), dim=-1)
-    share = torch.bincount(torch.tensor(tokens), minlength=VOCABULARY) / len(tokens)
-    standard_error = (probabilities * (1 - probabilities) / len(tokens)).sqrt()
-    assert ((share - probabilities).abs() < 4.5 * standard_error + 1e-9).all()
+    params = SamplingParams(temperature, max_response_tokens=1, stop_token_ids=(), top_p=top_p)
+    completions = TransformersEngine(model, 4000).generate(requests, params)
+    logits = model(torch.tensor([[1, 2, 3]])).logits[0, -1].detach()
+    probability = torch.softmax(logits.double() / temperature, dim=-1)
+    order = probability.argsort(descending=True)
+    size = VOCABULARY if top_p == 1.0 else int((probability[order].cumsum(0) < top_p).sum()) + 1
+    allowed = {int(token): float(probability[token] / probability[order[:size]].sum()) for token in order[:size]}
+    drawn = [completion.token_ids[0] for completion in completions]
+    assert set(drawn) <= set(allowed) and size > 1
+    for token, share in allowed.items():
+        assert drawn.count(token) / 4000 == pytest.approx(share, abs=4.5 * (share * (1 - share) / 4000) ** 0.5 + 1e-9)
+    for completion in completions[:50]:
+        assert completion.logprobs[0] == pytest.approx(math.log(allowed[completion.token_ids[0]]), abs=1e-5)
 
 
 def test_a_token_of_a_large_vocabulary_is_the_one_whose_interval_holds_the_uniform_number() -> None:
@@ -114,15 +122,6 @@ def test_a_cpu_multiplies_by_packed_copies_of_the_weights_as_they_are_now(monkey
     assert seen == [[False] * len(linears), [True] * len(linears)] * 2
 
 
-def test_a_row_ends_at_its_stop_token_or_at_the_limit() -> None:
-    for completion in TransformersEngine(tiny_model().eval(), 64).generate(_requests(64), _params()):
-        assert STOP not in completion.token_ids[:-1]
-        ended = completion.token_ids[-1] == STOP
-        assert completion.finish_reason is (FinishReason.STOP if ended else FinishReason.LENGTH)
-        assert ended or len(completion.token_ids) == 20
-        assert len(completion.logprobs) == len(completion.token_ids)
-
-
 def test_a_request_may_have_a_lower_limit_of_its_own_and_a_longer_context_leaves_more_room_for_the_same_draws() -> None:
     engine, endless = TransformersEngine(tiny_model().eval(), 4), dataclasses.replace(_params(), stop_token_ids=())
     requests = [dataclasses.replace(request, max_new_tokens=1 + i) for i, request in enumerate(_requests(8))]
@@ -150,41 +149,20 @@ def test_the_limit_is_that_of_the_whole_response_and_draws_do_not_depend_on_the_
     prefixes = [(8,) * length for length in (0, 1, 5, 12, 18, 19)]
     requests = [RolloutRequest(PROMPTS[i % len(PROMPTS)], i, prefix) for i, prefix in enumerate(prefixes)]
     params = SamplingParams(1.0, max_response_tokens=20, stop_token_ids=stops)
-    together, in_threes, alone = (
-        TransformersEngine(model, batch_size).generate(requests + _requests(18), params) for batch_size in (64, 3, 1)
+    # A top-p that excludes nothing changes no draw either.
+    alone, *others = (
+        TransformersEngine(model, batch_size).generate(requests + _requests(18), dataclasses.replace(params, top_p=p))
+        for batch_size, p in ((1, 1.0), (64, 1.0), (3, 1.0), (64, 1 - 1e-12))
     )
     drawn = [completion.token_ids for completion in alone]
-    assert [completion.token_ids for completion in together] == drawn
-    assert [completion.token_ids for completion in in_threes] == drawn
-    if not stops:
-        assert [len(ids) for ids in drawn[:6]] == [20, 19, 15, 8, 2, 1]
-        assert all(completion.finish_reason is FinishReason.LENGTH for completion in alone)
-
-
-def test_top_p_draws_from_the_likeliest_tokens_alone_and_reports_that_distribution() -> None:
-    model = tiny_model().eval()
-    requests = [RolloutRequest((1, 2, 3), seed=i) for i in range(4000)]
-    params = SamplingParams(0.7, max_response_tokens=1, stop_token_ids=(), top_p=0.5)
-    completions = TransformersEngine(model, 4000).generate(requests, params)
-    logits = model(torch.tensor([[1, 2, 3]])).logits[0, -1].detach()
-    probability = torch.softmax(logits.double() / 0.7, dim=-1)
-    order = probability.argsort(descending=True)
-    size = int((probability[order].cumsum(0) < 0.5).sum()) + 1
-    allowed = {int(token): float(probability[token] / probability[order[:size]].sum()) for token in order[:size]}
-    drawn = [completion.token_ids[0] for completion in completions]
-    assert set(drawn) <= set(allowed)
-    assert 1 < size < VOCABULARY
-    for token, share in allowed.items():
-        assert drawn.count(token) / 4000 == pytest.approx(share, abs=4.5 * (share * (1 - share) / 4000) ** 0.5 + 1e-9)
-    for completion in completions[:50]:
-        assert completion.logprobs[0] == pytest.approx(math.log(allowed[completion.token_ids[0]]), abs=1e-5)
-
-
-def test_a_top_p_that_excludes_nothing_changes_no_draw() -> None:
-    model = tiny_model().eval()
-    plain = TransformersEngine(model, 64).generate(_requests(), _params())
-    almost = TransformersEngine(model, 64).generate(_requests(), dataclasses.replace(_params(), top_p=1 - 1e-12))
-    assert [completion.token_ids for completion in almost] == [completion.token_ids for completion in plain]
+    assert [[completion.token_ids for completion in other] for other in others] == [drawn] * 3
+    for completion, most in zip(alone, [20, 19, 15, 8, 2, 1, *[20] * 18], strict=True):
+        has_stopped = completion.token_ids[-1] in stops
+        assert not set(completion.token_ids[:-1]) & set(stops)
+        assert completion.finish_reason is (FinishReason.STOP if has_stopped else FinishReason.LENGTH)
+        assert has_stopped or len(completion.token_ids) == most
+        assert len(completion.logprobs) == len(completion.token_ids)
+    assert any(completion.finish_reason is FinishReason.STOP for completion in alone) == bool(stops)
 
 
 def test_a_stop_text_ends_the_rows_that_say_it_and_no_others(tmp_path: Path) -> None:
