@@ -21,22 +21,16 @@ made without coverage.py, which takes three times the CPU time and does not see 
 
 import argparse
 import ast
-import builtins
 import csv
 import json
-import marshal
 import os
 import resource
-import runpy
-import shutil
 import signal
-import sys
 import time
-import zlib
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from functools import cache
+from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -44,13 +38,11 @@ from typing import Any
 import psutil
 import pytest
 import yaml
-from mutated.operators import Site, module_with_hits, sites
+from mutation_map import ROOT, UNUSABLE, WORK, Map, Place, first_lines, forked, make_map, module_of, preload, tested
+from mutation_sites import sites
 
-ROOT = Path.cwd()
-WORK = ROOT / ".mutations"
 RESULTS = WORK / "results.jsonl"
 LIST = Path(__file__).with_suffix(".csv")
-HOOK = Path(__file__).parent / "mutated"
 PRESETS = Path("exp_configs/methods")
 SAMPLE = {"objectives": 40, "rl": 40, "training": 40, "grading": 30, "data": 30, "pipeline": 30, "stages": 30}
 NUM_PRESETS = 22
@@ -66,227 +58,8 @@ CHOSEN_PRESETS = {
 }
 """Faults that one would make by hand; the other presets are drawn."""
 ROW = ["room", "file", "function", "operator", "ordinal", "line", "digest", "before", "after", "note"]
-LIBRARIES = ("hypothesis", "pytest_timeout", "scipy.stats", "math_verify", "jinja2")
-OPTIONS = ["-q", "-p", "no:cacheprovider", "-p", "no:xdist", "--hypothesis-seed=0", "--tb=line"]
-FILES_A_PART = 4
-EXAMPLES = 20
-"""Of hypothesis, while the map is made."""
 SILENT_S = 90
 Row = dict[str, str]
-
-
-def preload() -> None:
-    """Import the libraries, and of luffy only the settings, which are not mutated. No thread may be left."""
-    from luffy.library_loading import without_collections
-    from luffy.pipeline.warm_start import LIBRARIES as OF_STAGES
-
-    with without_collections():
-        for library in (*OF_STAGES, *LIBRARIES):
-            __import__(library)
-        forget_luffy()
-        __import__("luffy.config.settings")
-    assert not [name for name in sys.modules if name.startswith(tuple(f"luffy.{room}" for room in SAMPLE))]
-
-
-def forget_luffy() -> None:
-    for name in [name for name in sys.modules if name.partition(".")[0] == "luffy"]:
-        del sys.modules[name]
-
-
-def forked(folder: Path, work: Callable[[], int], **plan: Any) -> int:
-    """Start a process that works in a new `folder`, with the changes of `plan` (mutated/sitecustomize.py)."""
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
-    (folder / "plan").write_bytes(marshal.dumps({"modules": {}, "preset": None, "hits": None, **plan}))
-    if pid := os.fork():
-        return pid
-    code = 70
-    try:
-        os.setsid()
-        log = os.open(folder / "log", os.O_WRONLY | os.O_CREAT)
-        os.dup2(log, 1)
-        os.dup2(log, 2)
-        variables = {
-            "MUTATED": folder / "plan",
-            "PYTHONPATH": HOOK,
-            "HYPOTHESIS_STORAGE_DIRECTORY": folder / "examples",
-        }
-        os.environ.update({name: str(value) for name, value in variables.items()})
-        if "preset" in plan:
-            forget_luffy()
-        runpy.run_path(str(HOOK / "sitecustomize.py"))
-        code = work()
-    finally:
-        sys.stdout.flush()
-        os._exit(code)
-
-
-def tested(folder: Path, arguments: Sequence[str], plugin: object) -> int:
-    return int(pytest.main([*OPTIONS, f"--basetemp={folder / 'tmp'}", *arguments], plugins=[plugin]))
-
-
-# The map
-
-
-@cache
-def first_lines() -> dict[str, int]:
-    """For each file of the rooms the index of its first line among the lines of all; their number under ""."""
-    start, found = 0, {}
-    for file in sorted(file for room in SAMPLE for file in (ROOT / "luffy" / room).rglob("*.py")):
-        found[str(file.relative_to(ROOT))] = start
-        start += len(file.read_text().splitlines()) + 1
-    return {**found, "": start}
-
-
-def module_of(file: str) -> str:
-    return file.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
-
-
-class Recorder:
-    """Notes the lines and the CPU time of each test, and the test files that read a preset.
-
-    What a fixture for several tests, or the import of their file, executes counts for all tests of the file.
-    """
-
-    def __init__(self) -> None:
-        self.context = ""
-        self.lines: dict[str, bytes] = {}
-        self.cost: dict[str, float] = {}
-        self.read: dict[str, set[str]] = defaultdict(set)
-        from luffy.config import load
-
-        read = load.read_yaml
-
-        def noting(path: Path) -> Any:
-            self.read[Path(path).name].add(self.context.partition("::")[0])
-            return read(path)
-
-        load.read_yaml = noting
-
-    def flush(self) -> None:
-        now = builtins.HITS[:]
-        if any(now):
-            builtins.HITS[:] = bytes(len(now))
-            before = zlib.decompress(self.lines[self.context]) if self.context in self.lines else b"\0"
-            both = int.from_bytes(now, "little") | int.from_bytes(before, "little")
-            self.lines[self.context] = zlib.compress(both.to_bytes(len(now), "little"), 1)
-
-    def within(self, context: str) -> Iterator[None]:
-        self.flush()
-        before, self.context = self.context, context
-        try:
-            return (yield)
-        finally:
-            self.flush()
-            self.context = before
-
-    @pytest.hookimpl(wrapper=True, tryfirst=True)
-    def pytest_make_collect_report(self, collector: pytest.Collector) -> Iterator[None]:
-        return (yield from self.within(collector.nodeid.partition("::")[0]))
-
-    @pytest.hookimpl(wrapper=True, tryfirst=True)
-    def pytest_fixture_setup(self, fixturedef: Any) -> Iterator[None]:
-        is_shared = fixturedef.scope != "function"
-        return (yield from self.within(self.context.partition("::")[0])) if is_shared else (yield)
-
-    @pytest.hookimpl(wrapper=True, tryfirst=True)
-    def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
-        start = sum(os.times()[:4])
-        try:
-            return (yield from self.within(item.nodeid))
-        finally:
-            self.cost[item.nodeid] = round(sum(os.times()[:4]) - start, 3)
-
-    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
-        from hypothesis import settings
-
-        for function in (getattr(item.obj, "__func__", item.obj) for item in items):
-            if given := getattr(function, "_hypothesis_internal_use_settings", None):
-                few = settings(given, max_examples=min(given.max_examples, EXAMPLES))
-                function._hypothesis_internal_use_settings = few
-
-
-def make_map(paths: Sequence[str], processes: int) -> None:
-    """Run all tests once, some files a process; parts that are there already are kept."""
-    files = [file.relative_to(ROOT) for path in paths for file in sorted((ROOT / path).rglob("test_*.py"))]
-    rooms = list(SAMPLE)
-    files.sort(key=lambda file: next((rooms.index(part) for part in file.parts if part in SAMPLE), len(rooms)))
-    first = first_lines()
-    code = {
-        module_of(file): compile(module_with_hits((ROOT / file).read_text(), start), str(ROOT / file), "exec")
-        for file, start in first.items()
-        if file
-    }
-    running: dict[int, Path] = {}
-
-    def wait() -> None:
-        pid, status = os.wait()
-        print(time.strftime("%H:%M:%S"), running.pop(pid).name, os.waitstatus_to_exitcode(status), flush=True)
-
-    for start in range(0, len(files), FILES_A_PART):
-        tests = [str(file) for file in files[start : start + FILES_A_PART]]
-        folder = WORK / "map" / tests[0].replace("/", ".")
-        if (folder / "part").exists():
-            continue
-        if len(running) == processes:
-            wait()
-        hits = WORK / f"{folder.name}.hits"
-        hits.parent.mkdir(exist_ok=True)
-        hits.write_bytes(bytes(first[""]))
-
-        def measure(folder: Path = folder, tests: Sequence[str] = tests) -> int:
-            recorder = Recorder()
-            result = tested(folder, tests, recorder)
-            read = {name: list(files) for name, files in recorder.read.items()}
-            (folder / "part").write_bytes(marshal.dumps((recorder.cost, recorder.lines, read)))
-            return result
-
-        running[forked(folder, measure, modules=code, hits=str(hits))] = folder
-    while running:
-        wait()
-
-
-class Map:
-    """What `make_map` has written so far."""
-
-    def __init__(self) -> None:
-        self.cost: dict[str, float] = {}
-        self.lines: dict[str, bytes] = {}
-        self.readers: dict[str, set[str]] = defaultdict(set)
-        unusable = WORK / "unusable.json"
-        failing = set(json.loads(unusable.read_text())) if unusable.exists() else set()
-        for part in sorted((WORK / "map").glob("*/part")):
-            cost, lines, read = marshal.loads(part.read_bytes())
-            self.cost.update({test: seconds for test, seconds in cost.items() if test not in failing})
-            self.lines.update(lines)
-            for name, files in read.items():
-                self.readers[name].update(files)
-
-    def tests(self, row: Row, site: Site | None) -> list[str]:
-        """The tests that may see a mutant, in the order in which they are tried."""
-        if site is None:
-            near = self.readers[f"{row['file'].split('/')[-1]}"]
-        else:
-            first = first_lines()[row["file"]]
-            module = (1, len((ROOT / row["file"]).read_text().splitlines()))
-            for start, end in ((site.line, site.line), site.span, module):
-                wanted = slice(first + start, first + end + 1)
-                if near := {name for name, lines in self.lines.items() if any(zlib.decompress(lines)[wanted])}:
-                    break
-        by_file: dict[str, list[str]] = defaultdict(list)
-        for test in self.cost:
-            file = test.partition("::")[0]
-            if test in near or file in near:
-                by_file[file].append(test)
-        return [
-            test for file in sorted(by_file, key=lambda file: self._rank(file, by_file, row)) for test in by_file[file]
-        ]
-
-    def _rank(self, file: str, by_file: Mapping[str, Sequence[str]], row: Row) -> tuple[bool, float]:
-        return f"/{row['room']}/" not in file, sum(self.cost[test] for test in by_file[file])
-
-
-# The list
 
 
 def draw(seed: int) -> list[Row]:
@@ -347,31 +120,46 @@ def name_of(row: Row) -> str:
     return " ".join(row[column] for column in ("file", "function", "operator", "ordinal", "digest"))
 
 
-def mutated(row: Row) -> tuple[Site | None, dict[str, Any]] | None:
-    """Where the mutant is, and how processes come to import it; None if the code is no longer what it was."""
-    with suppress(OSError):
-        text = (ROOT / row["file"]).read_text()
-        if row["room"] == "presets":
-            values = yaml.safe_load(text)
-            *above, last = (int(key) if key.isdecimal() else key for key in row["function"].split("."))
-            with suppress(KeyError, IndexError, TypeError):
-                below = values
-                for key in above:
-                    below = below[key]
-                if str(below[last]) == row["digest"]:
-                    below[last] = yaml.safe_load(row["operator"][1:] or "''")
-                    return None, {"preset": (str((ROOT / row["file"]).resolve()), json.dumps(values))}
-            return None
-        tree = ast.parse(text)
-        wanted = tuple(row[column] for column in ("function", "operator", "ordinal", "digest"))
-        for site in sites(tree):
-            if (site.function, site.operator, str(site.ordinal), site.digest) == wanted:
-                site.change()
-                return site, {"modules": {module_of(row["file"]): compile(tree, str(ROOT / row["file"]), "exec")}}
+@dataclass(frozen=True)
+class Mutant:
+    """A row of the list, found in the code."""
+
+    row: Row
+    places: tuple[Place, ...]
+    """Of its statement, its function and its module; empty for presets."""
+    plan: dict[str, Any]
+    """How processes come to import it."""
+
+    def tests(self, known: Map) -> list[str]:
+        """The tests that may see it, in the order in which they are tried."""
+        near = known.nearest(self.places) if self.places else known.readers(self.row["file"])
+        return known.in_order(near, self.row["room"])
+
+
+def find(row: Row) -> Mutant | None:
+    """The mutant; None if the code is no longer what it was."""
+    file = ROOT / row["file"]
+    text = file.read_text() if file.exists() else ""
+    if row["room"] == "presets":
+        values = yaml.safe_load(text)
+        *above, last = (int(key) if key.isdecimal() else key for key in row["function"].split("."))
+        with suppress(KeyError, IndexError, TypeError):
+            below = values
+            for key in above:
+                below = below[key]
+            if str(below[last]) == row["digest"]:
+                below[last] = yaml.safe_load(row["operator"][1:] or "''")
+                return Mutant(row, (), {"preset": (str(file.resolve()), json.dumps(values))})
+        return None
+    tree, first = ast.parse(text), first_lines().get(row["file"], 0)
+    for site in sites(tree):
+        named = (site.function, site.operator, str(site.ordinal))
+        if named == (row["function"], row["operator"], row["ordinal"]) and site.digest == row["digest"]:
+            spans = ((site.line, site.line), site.span, (1, len(text.splitlines())))
+            places = tuple((first + start, first + end + 1) for start, end in spans)
+            site.change()
+            return Mutant(row, places, {"modules": {module_of(row["file"]): compile(tree, str(file), "exec")}})
     return None
-
-
-# The run
 
 
 class Chosen:
@@ -423,55 +211,68 @@ def try_tests(tests: Sequence[str], usual_s: float, *arguments: str, **plan: Any
 
 
 def run(rows: Sequence[Row], limit_s: float, until: str) -> None:
-    """Try the mutants that have no result yet; stop at the time of day `until`."""
-    known, done = Map(), {name_of(result) for result in results()}
-    for row in rows:
-        if name_of(row) in done:
-            continue
-        if until and time.strftime("%H:%M") >= until:
+    """Try the mutants that have no result yet, then survivors for which the map has further tests by now; stop at the
+    time of day `until`."""
+    known, found = Map(), results()
+    mutants = {name_of(row): find(row) for row in rows}
+    for name, row in zip(mutants, rows, strict=True):
+        if mutants[name] is None:
+            found[name] = {**row, "outcome": "gone", "by": "", "tests": 0, "of": 0, "seconds": 0.0}
+            write_result(found[name])
+    left = {name: mutant for name, mutant in mutants.items() if mutant is not None}
+    while not until or time.strftime("%H:%M") < until:
+        if known.add_new_parts(place for mutant in left.values() for place in mutant.places):
+            tests = {name: mutant.tests(known) for name, mutant in left.items()}
+        tried = {name: found[name]["of"] if name in found else 0 for name in left}
+        caught = {name for name in left if name in found and found[name]["outcome"] == "caught"}
+        open_ones = [name for name in left if name not in caught and len(tests[name]) > tried[name]]
+        if not open_ones:
+            for name in left.keys() - found.keys():
+                write_result({**left[name].row, "outcome": "unseen", "by": "", "tests": 0, "of": 0, "seconds": 0.0})
             return
-        started, found, tests, chosen = time.monotonic(), mutated(row), [], []
-        outcome, failed = "gone", []
-        if found is not None:
-            site, plan = found
-            tests, usual_s = known.tests(row, site), 0.0
-            for test in tests:
-                if chosen and usual_s + known.cost[test] > limit_s:
-                    break
-                chosen.append(test)
-                usual_s += known.cost[test]
-            ended, failed = try_tests(chosen, usual_s, "-x", **plan) if chosen else ("none", [])
-            survived = "survived" if len(chosen) == len(tests) else "partly"
-            outcome = {"passed": survived, "none": "unseen"}.get(ended, "caught")
-        result = {
-            **row, "outcome": outcome, "by": failed[0] if failed else "", "tests": len(chosen), "of": len(tests),
+        name = min(open_ones, key=lambda name: tried[name] > 0)
+        started, chosen, usual_s = time.monotonic(), [], 0.0
+        for test in tests[name]:
+            if chosen and usual_s + known.cost[test] > limit_s:
+                break
+            chosen.append(test)
+            usual_s += known.cost[test]
+        ended, failed = try_tests(chosen, usual_s, "-x", **left[name].plan)
+        survived = "survived" if len(chosen) == len(tests[name]) else "partly"
+        found[name] = {
+            **left[name].row, "outcome": {"passed": survived, "none": "unseen"}.get(ended, "caught"),
+            "by": failed[0] if failed else ended, "tests": len(chosen), "of": len(tests[name]),
             "seconds": round(time.monotonic() - started, 1),
         }  # fmt: skip
-        print(time.strftime("%H:%M:%S"), outcome, name_of(row), result["by"], flush=True)
-        with RESULTS.open("a") as file:
-            file.write(json.dumps(result) + "\n")
+        write_result(found[name])
 
 
-def results() -> list[dict[str, Any]]:
-    return [json.loads(line) for line in RESULTS.read_text().splitlines()] if RESULTS.exists() else []
+def write_result(result: Mapping[str, Any]) -> None:
+    print(time.strftime("%H:%M:%S"), result["outcome"], name_of(result), result["by"], flush=True)
+    with RESULTS.open("a") as file:
+        file.write(json.dumps(result) + "\n")
+
+
+def results() -> dict[str, dict[str, Any]]:
+    """The last result of each mutant."""
+    lines = RESULTS.read_text().splitlines() if RESULTS.exists() else []
+    return {name_of(result): result for result in map(json.loads, lines)}
 
 
 def check() -> None:
     """Run all tests that have caught something on the unchanged code. What is caught by one that fails is forgotten."""
-    found = results()
-    tests = sorted({result["by"] for result in found if result["by"]})
-    known = Map()
+    found, known = list(results().values()), Map()
+    known.add_new_parts(())
+    tests = sorted({result["by"] for result in found if "::" in result["by"]})
     _, failed = try_tests(tests, sum(known.cost.get(test, 0.0) for test in tests))
-    unusable = WORK / "unusable.json"
-    before = json.loads(unusable.read_text()) if unusable.exists() else []
-    unusable.write_text(json.dumps(sorted({*before, *failed})))
+    UNUSABLE.write_text(json.dumps(sorted({*known.unusable, *failed})))
     RESULTS.write_text("".join(json.dumps(result) + "\n" for result in found if result["by"] not in failed))
     print(f"{len(tests)} tests have caught mutants; without any these fail: {failed or 'none'}")
 
 
 def table(rows: list[Row], column: str, file: Path) -> None:
     """Put the results into the list, and print how many of each room were caught."""
-    outcomes = {name_of(result): result["outcome"] for result in results()}
+    outcomes = {name: result["outcome"] for name, result in results().items()}
     counts: dict[str, Counter[str]] = defaultdict(Counter)
     for row in rows:
         row[column] = outcomes.get(name_of(row), row.get(column, ""))
