@@ -100,7 +100,15 @@ def _drawn_presets(random: Random) -> list[Row]:
         dict(
             zip(
                 ROW,
-                ("presets", str(PRESETS / f"{name}.yaml"), path, f"={value}", "1", "", str(values[name][path])),
+                (
+                    "presets",
+                    str(PRESETS / f"{name}.yaml"),
+                    path,
+                    f"={json.dumps(value)}",
+                    "1",
+                    "",
+                    str(values[name][path]),
+                ),
                 strict=False,
             )
         )
@@ -148,7 +156,7 @@ def find(row: Row) -> Mutant | None:
             for key in above:
                 below = below[key]
             if str(below[last]) == row["digest"]:
-                below[last] = yaml.safe_load(row["operator"][1:] or "''")
+                below[last] = json.loads(row["operator"][1:])
                 return Mutant(row, (), {"preset": (str(file.resolve()), json.dumps(values))})
         return None
     tree, first = ast.parse(text), first_lines().get(row["file"], 0)
