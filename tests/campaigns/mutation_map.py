@@ -231,6 +231,13 @@ class Map:
         self.parts |= new
         return bool(new)
 
+    def has_all(self, room: str) -> bool:
+        """Whether the map has the room's own unit tests."""
+        mapped = {test.partition("::")[0] for test in self.cost}
+        return mapped.issuperset(
+            str(file.relative_to(ROOT)) for file in (ROOT / "tests/unit" / room).rglob("test_*.py")
+        )
+
     def readers(self, file: str) -> set[str]:
         """The test files that read a preset."""
         return self._readers[Path(file).name]
