@@ -74,6 +74,7 @@ def forked(folder: Path, work: Callable[[], int], **plan: Any) -> int:
             "HYPOTHESIS_STORAGE_DIRECTORY": folder / "examples",
         }
         os.environ.update({name: str(value) for name, value in variables.items()})
+        sys.path.insert(0, str(ROOT))  # as `python -m pytest` has it
         if "preset" in plan:
             forget_luffy()
         runpy.run_path(str(HOOK / "sitecustomize.py"))
@@ -196,7 +197,8 @@ def make_map(paths: Sequence[str], processes: int) -> None:
             recorder = Recorder()
             result = tested(folder, tests, recorder)
             read = {name: list(files) for name, files in recorder.read.items()}
-            (folder / "part").write_bytes(marshal.dumps((recorder.cost, recorder.lines, read)))
+            if result <= pytest.ExitCode.TESTS_FAILED:
+                (folder / "part").write_bytes(marshal.dumps((recorder.cost, recorder.lines, read)))
             return result
 
         running[forked(folder, measure, modules=code, hits=str(hits))] = folder
