@@ -5,13 +5,13 @@ import os
 from collections.abc import Iterator
 
 import pytest
+from support.refusals import refused
 from support.sandboxed import PATIENT, limits, processes_below, require_bubblewrap
 from synthetic.hostile_programs import PROGRAMS, TIME
 
 from luffy.config.execution import ExecutionConfig
 from luffy.config.grading import CodeGrader, GradingConfig
-from luffy.config.sandbox import SandboxConfig, SandboxLimits
-from luffy.errors import UserError
+from luffy.config.sandbox import SandboxConfig
 from luffy.grading.pool import GraderPool
 from luffy.grading.request import Grade, GradeRequest
 from luffy.types import Outcome
@@ -138,14 +138,10 @@ def test_hostile_programs_are_outcomes_and_nothing_of_them_stays(pool: GraderPoo
 
 def test_a_pool_without_a_working_sandbox_is_refused_at_its_start(tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(UserError, match="needs the program bwrap"):
+    with refused("needs the program bwrap"):
         GraderPool.configured(EXECUTION, GradingConfig(kind=CodeGrader()), tmp_path / "judge")
-    unsafe = SandboxConfig(kind="unsafe_local", unsafe_local=True, limits=PATIENT)
-    with GraderPool.configured(
-        ExecutionConfig(grader_workers=1), GradingConfig(kind=CodeGrader(sandbox=unsafe)), tmp_path / "judge"
-    ) as pool:
+    unsafe = GradingConfig(
+        kind=CodeGrader(sandbox=SandboxConfig(kind="unsafe_local", unsafe_local=True, limits=PATIENT))
+    )
+    with GraderPool.configured(EXECUTION, unsafe, tmp_path / "judge") as pool:
         assert pool.grade_one(f"```\n{PASSING[0][1]}\n```", SUM).outcome is Outcome.CORRECT
-
-
-def test_the_default_limits_are_those_of_a_case() -> None:
-    assert CodeGrader().sandbox.limits == SandboxLimits(call_cpu_s=6.0, call_wall_s=12.0)
