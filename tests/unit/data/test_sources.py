@@ -115,6 +115,8 @@ def test_a_missing_column_is_refused_with_a_list_of_the_present_ones(stored: Sto
         load_source(stored({"question": "1", "a": "2"}))
     with refused("column q missing; found question, a", error=DataError):
         load_source(stored({"question": "1", "a": "2", "t": "3"}))
+    with refused("column subject missing; found q", error=DataError):
+        load_source(stored({"q": "1", "a": "2", "t": "3"}, only={"subject": "b"}))
 
 
 @pytest.mark.usefixtures("offline")
