@@ -255,7 +255,8 @@ def runner_of(
     return StepRunner(settings, cluster, tasks, collector, journal, choice=choice), cluster.engine
 
 
-def _holds_only(folder: Path, files: Sequence[Path]) -> None:
+def _nothing_is_journalled(journal: RolloutJournal, step: int, folder: Path, files: Sequence[Path]) -> None:
+    assert journal.read(step) is None, "a journalled step is neither sampled nor chosen again"
     assert sorted(folder.iterdir()) == files, "a step is journalled once all of its rows are known"
 
 
@@ -278,7 +279,8 @@ def scripted_run(
             runner.restore(len(saved))
         for number in range(len(saved) + 1, settings.rl.steps + 1):
             engine.seeds, ranks.sent = [], []
-            engine.watch = ranks.watch = partial(_holds_only, folder, sorted(folder.iterdir()))
+            files = sorted(folder.iterdir())
+            engine.watch = ranks.watch = partial(_nothing_is_journalled, journal, number, folder, files)
             outcome = runner.run(number)
             runner.save(number)
             assert [method for method, _ in ranks.sent].count(TrainerRank.learn) == 1, "each step learns from groups"

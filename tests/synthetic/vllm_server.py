@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
-from synthetic.endpoint import TEXT, Reply
+from synthetic.endpoint import TEXT, Endpoint, Reply, refusal
 
 KEY = "secret"
 CONTEXT = 64
@@ -15,29 +15,42 @@ SETTINGS = {
 }  # fmt: skip
 
 
+GOOD = Reply()
+"""In a script of replies: what a good server answers."""
+Said = Reply | None | Callable[[], Reply]
+
+
 @dataclass
 class FakeServer:
-    """It records what it is asked, and answers by `replies` before it answers as vLLM does."""
+    """It records what it is asked, and answers by `replies` before it answers as a good server does."""
 
     context: int = CONTEXT
     settings: Mapping[str, object] = field(default_factory=lambda: dict(SETTINGS))
     loaded: list[str] = field(default_factory=list)
     """Parameters that the next load will not find."""
-    replies: dict[str, list[Callable[[], Reply]]] = field(default_factory=dict)
-    """Of a path, in order; the last one stays."""
+    replies: dict[str, list[Said]] = field(default_factory=dict)
+    """Of a path, in order; the last one stays. None: hang up."""
+    good: Callable[[str, dict], Reply] | None = None
+    """Answers in place of vLLM with luffy's worker."""
     asked: list[tuple[str, dict]] = field(default_factory=list)
     version: str = "default"
     url: str = ""
 
-    def reply(self, path: str, body: dict | None, key: str | None) -> Reply:
+    def on(self, endpoint: Endpoint) -> "FakeServer":
+        """The server behind this endpoint."""
+        endpoint._reply, self.url = self._reply, endpoint.url  # type: ignore[method-assign]
+        return self
+
+    def _reply(self, path: str, body: dict | None, key: str | None) -> Reply | None:
         path, body = urlsplit(path).path, body or {}
         self.asked.append((path, body))
         if path.startswith(("/v1", "/inference")) and key != f"Bearer {KEY}":
-            return Reply(401, {"error": "Unauthorized"})
-        scripted = self.replies.get(path, [])
-        if scripted:
-            return (scripted.pop(0) if len(scripted) > 1 else scripted[0])()
-        return self._as_vllm(path, body)
+            return refusal(401, f"Incorrect API key provided: {key}")
+        left = self.replies.get(path, [GOOD])
+        said = left.pop(0) if len(left) > 1 else left[0]
+        if said is GOOD:
+            return (self.good or self._as_vllm)(path, body)
+        return said() if callable(said) else said
 
     def _as_vllm(self, path: str, body: dict) -> Reply:
         match path:
@@ -58,6 +71,7 @@ class FakeServer:
         return [path for path, _ in self.asked]
 
     def generated(self) -> list[dict]:
+        """Requests for a response, without that which finds out whether the endpoint exists."""
         return [body for path, body in self.asked if path == GENERATE and body]
 
 

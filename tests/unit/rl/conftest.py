@@ -5,9 +5,11 @@ from functools import cache
 
 import pytest
 from support.patience import PATIENCE_S
-from synthetic.scripted_runs import STEPS, Run, scripted_run, settings_of
 
 from luffy.grading.pool import GraderPool
+
+pytest.register_assert_rewrite("synthetic.scripted_runs")  # its assertions show what differs
+from synthetic.scripted_runs import STEPS, Run, scripted_run, settings_of  # noqa: E402
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,6 @@ import logging
 import threading
 import time
 from contextlib import AbstractContextManager, closing
-from types import TracebackType
 
 import pytest
 from support.patience import PATIENCE_S, wait_until
@@ -28,7 +27,6 @@ class Recorder:
         self.hold.set()
         self.fails_at: int | None = None
         self._journalled = journalled
-        self._lock = threading.Lock()
         self.engine = None
 
     def plan(self, step: int) -> StepPlan:
@@ -60,15 +58,7 @@ class Recorder:
         return {}
 
     def _note(self, what: str, step: int) -> None:
-        with self._lock:
-            self.trace.append((what, step))
-
-    def __enter__(self) -> "Recorder":
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
+        self.trace.append((what, step))
 
 
 def _group(version: int) -> Group:

@@ -29,13 +29,7 @@ Connect = Callable[..., ServerEngine]
 def start(serve: Callable[..., Endpoint], monkeypatch: pytest.MonkeyPatch) -> Start:
     monkeypatch.setenv("OPENAI_API_KEY", KEY)
 
-    def start_one(**settings: object) -> FakeServer:
-        served, fake = serve(), FakeServer(**settings)  # type: ignore[arg-type]
-        served._reply = fake.reply  # type: ignore[method-assign]
-        fake.url = served.url
-        return fake
-
-    return start_one
+    return lambda **settings: FakeServer(**settings).on(serve())
 
 
 @pytest.fixture
@@ -127,7 +121,7 @@ def test_an_answer_that_cannot_be_used_is_one_line_and_the_run_retries_if_it_may
     fake, connect, change, message, may_pass
 ):
     engine = connect(fake)
-    fake.replies[GENERATE] = [lambda: sampled(7, fake.version, **change)]
+    fake.replies[GENERATE] = [sampled(7, fake.version, **change)]
     with pytest.raises(ClusterError, match=message) as caught:
         engine.generate(ONE, PARAMS)
     assert str(caught.value).startswith(fake.url) and "\n" not in str(caught.value)
@@ -136,7 +130,7 @@ def test_an_answer_that_cannot_be_used_is_one_line_and_the_run_retries_if_it_may
 
 def test_one_failure_ends_the_rows_that_still_run(fake: FakeServer, connect: Connect) -> None:
     engine, forever = connect(fake, concurrency=2), threading.Event()
-    fake.replies[GENERATE] = [lambda: Reply(body={"waited": forever.wait(PATIENCE_S)}), lambda: Reply(400, {})]
+    fake.replies[GENERATE] = [lambda: Reply(body={"waited": forever.wait(PATIENCE_S)}), Reply(400, {})]
     with pytest.raises(ClusterError, match="status 400"):
         engine.generate(rows(1, 20), PARAMS)
     assert len(fake.generated()) == 2
@@ -148,7 +142,7 @@ def test_tokens_of_weights_that_the_run_did_not_give_are_an_error(fake: FakeServ
     with pytest.raises(ClusterError, match="another run uses this server"):
         first.generate(ONE, PARAMS)
     run = fake.version.partition(".")[0]
-    fake.replies[GENERATE] = [lambda: sampled(7, f"{run}.3", f"{run}.3", f"{run}.4")]
+    fake.replies[GENERATE] = [sampled(7, f"{run}.3", f"{run}.3", f"{run}.4")]
     assert second.generate(ONE, PARAMS)[0].weight_versions == (3, 3, 4)
     fake.version, fake.replies = "default", {}
     with pytest.raises(ClusterError, match="it was restarted"):
@@ -199,14 +193,14 @@ def test_a_failed_update_leaves_no_server_paused_and_no_token_that_counts(start,
 
 def test_a_model_folder_of_another_model_is_refused_before_anything_is_paused(fake, connect, tmp_path):
     engine = connect(fake)
-    fake.replies["/collective_rpc"] = [lambda: Reply(body={"results": [None, "another model: hidden_size"]})]
+    fake.replies["/collective_rpc"] = [Reply(body={"results": [None, "another model: hidden_size"]})]
     with refused("another model: hidden_size", error=ConfigError):
         engine.load_weights_from(tmp_path, 4)
     assert "/pause" not in fake.paths()
 
 
 def answers(path: str, status: int, body: object) -> dict[str, object]:
-    return {"replies": {path: [lambda: Reply(status, body)]}}
+    return {"replies": {path: [Reply(status, body)]}}
 
 
 UNREADABLE = (

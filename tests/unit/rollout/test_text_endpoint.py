@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from support.patience import PATIENCE_S
 from support.refusals import refused
-from synthetic.endpoint import CHAT, TEXT, Endpoint, Reply, by_seed, completion, mortal, refusal, text_completion
+from synthetic.endpoint import CHAT, TEXT, Endpoint, Reply, by_seed, completion, refusal, text_completion
 
 from luffy.config.execution import ServerConfig
 from luffy.config.model import EndpointModel
@@ -213,18 +213,6 @@ def test_an_endpoint_without_a_path_or_at_another_place_is_refused_before_anythi
     with refused("https://new/v1", "execution.server.urls", error=ConfigError):
         connect(served)
     assert served.asked == []
-
-
-def test_what_has_come_back_is_not_asked_again(serve, connect, tmp_path):
-    served = serve(mortal(8, by_seed, refusal(500, "out of memory")))
-    with pytest.raises(LostError, match=r"out of memory; .* the same command continues after them"):
-        connect(served, concurrency=1, max_retries=0).generate(chats(12), PARAMS)
-    with (tmp_path / "paid_answers.jsonl").open("ab") as file:
-        file.write(b'{"key": "torn')
-    found = connect(second := serve(), concurrency=1).generate(chats(12), PARAMS)
-    assert len(second.asked) == 4
-    (tmp_path / "paid_answers.jsonl").unlink()
-    assert found == connect(serve()).generate(chats(12), PARAMS)
 
 
 def test_what_is_under_way_when_another_fails_is_kept_and_nothing_more_is_asked(serve, connect, tmp_path, monkeypatch):

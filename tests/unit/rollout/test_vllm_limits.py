@@ -1,10 +1,13 @@
-"""What is refused before vLLM is even imported, and the fair lock between its steps and weight updates."""
+"""vLLM before it is imported: what is refused, which engine a process keeps for its next stage (a record of what it is
+told stands for it), and the fair lock between its steps and weight updates."""
 
 import json
+import logging
 import statistics
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,18 +15,26 @@ from support.patience import PATIENCE_S
 from support.refusals import refused
 
 from luffy.config.execution import VLLMConfig
-from luffy.errors import ConfigError, LuffyError
+from luffy.errors import ConfigError, LostError, LuffyError
+from luffy.rollout import kept_engine
 from luffy.rollout.engine import RolloutRequest, SamplingParams, limit
+from luffy.rollout.kept_engine import keep_engine, open_vllm
 from luffy.rollout.vllm_engine import FairLock, VLLMEngine, _engine_arguments
 from luffy.rollout.vllm_limits import cpu_cache_bytes, settled
 
 SHAPE = {"num_attention_heads": 8, "hidden_size": 512, "max_position_embeddings": 1024}
 
 
+def model(folder: Path, tokenizer: str = "{}", **shape: object) -> Path:
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(SHAPE | shape))
+    (folder / "tokenizer.json").write_text(tokenizer)
+    return folder
+
+
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    (tmp_path / "config.json").write_text(json.dumps(SHAPE))
-    return tmp_path
+    return model(tmp_path / "one")
 
 
 @pytest.mark.parametrize(("own", "expected"), [(None, 17), (5, 5), (40, 17)])
@@ -61,23 +72,20 @@ TOKEN = 2 * 30 * 3 * 64 * 4
 
 
 @pytest.mark.parametrize(
-    ("config", "longest", "expected"),
+    ("config", "longest", "positions", "expected"),
     [
-        ({"cpu_kv_cache_gb": 0.5}, 256, 2**29),
-        ({"max_num_seqs": 64}, 256, (64 * 256 + 128) * TOKEN),
-        ({"max_num_seqs": 64}, 129, (64 * 256 + 128) * TOKEN),
-        ({"max_num_seqs": 256}, 8192, 4 * 2**30 + 128 * TOKEN),
-        ({"max_num_seqs": 1}, None, (8192 + 128) * TOKEN),
+        ({"cpu_kv_cache_gb": 0.5}, 256, 8192, 2**29),
+        ({"max_num_seqs": 64}, 256, 8192, (64 * 256 + 128) * TOKEN),
+        # Whole blocks, and 4 GiB at most, but always one sequence, of the model's context where it is not known.
+        ({"max_num_seqs": 64}, 129, 8192, (64 * 256 + 128) * TOKEN),
+        ({"max_num_seqs": 256}, 8192, 8192, 4 * 2**30 + 128 * TOKEN),
+        ({"max_num_seqs": 1}, None, 8192, (8192 + 128) * TOKEN),
+        ({}, None, 131072, (131072 + 128) * TOKEN),
     ],
-    ids=["as configured", "by its sequences", "whole blocks", "4 GiB at most", "the context of the model"],
 )
-def test_the_kv_cache_on_cpu_holds_the_sequences_of_the_experiment(config, longest, expected):
-    assert cpu_cache_bytes(VLLMConfig.model_validate(config), SMOLLM2, "float32", longest) == expected
-
-
-def test_the_kv_cache_on_cpu_always_holds_one_sequence() -> None:
-    long = SMOLLM2 | {"max_position_embeddings": 131072}
-    assert cpu_cache_bytes(VLLMConfig(), long, "float32", None) == (131072 + 128) * TOKEN
+def test_the_kv_cache_on_cpu_holds_the_sequences_of_the_experiment(config, longest, positions, expected):
+    shape = SMOLLM2 | {"max_position_embeddings": positions}
+    assert cpu_cache_bytes(VLLMConfig.model_validate(config), shape, "float32", longest) == expected
 
 
 @pytest.mark.parametrize(
@@ -101,6 +109,82 @@ def test_a_start_without_compilation(on_gpu, asked, expected, folder, monkeypatc
 )
 def test_an_engine_is_compiled_where_its_steps_pay_for_it(responses, longest, asked, expected):
     assert settled(VLLMConfig(enforce_eager=asked), responses, longest).enforce_eager is expected
+
+
+@pytest.fixture
+def told(monkeypatch) -> list[str]:
+    """What is done with engines, in a process that keeps them."""
+    told = list[str]()
+
+    def start(folder: Path, config: VLLMConfig, dtype: str, *, max_model_len: int, sleep_mode: bool, **options: bool):
+        told.append(f"start {folder.name} {max_model_len}{' to sleep' if sleep_mode else ''}")
+        return SimpleNamespace(
+            max_model_len=max_model_len,
+            take_over=lambda folder: told.append(f"take over {folder.name}"),
+            shut_down=lambda: told.append("shut down"),
+        )
+
+    monkeypatch.setattr(VLLMEngine, "from_folder", start)
+    monkeypatch.setattr(kept_engine, "_keeps", False)
+    monkeypatch.setattr(kept_engine, "_kept", None)
+    keep_engine()
+    return told
+
+
+@pytest.mark.parametrize(
+    ("on_gpu", "first", "second", "is_kept"),
+    [
+        (False, {}, {}, True),
+        (False, {}, {"longest": 128}, True),
+        (False, {}, {"longest": 129}, False),
+        (False, {"longest": 200}, {"longest": 150}, True),
+        (False, {}, {"dtype": "bfloat16"}, False),
+        (False, {}, {"layout": {"max_num_seqs": 8}}, False),
+        (False, {}, {"shape": {"hidden_size": 32}}, False),
+        (False, {}, {"shape": {"use_cache": False}}, True),
+        (False, {}, {"tokenizer": "{1: 2}"}, False),
+        # A CPU never compiles.
+        (False, {"layout": {"enforce_eager": True}}, {"layout": {"enforce_eager": False}}, True),
+        (True, {"layout": {"enforce_eager": True}}, {"layout": {"enforce_eager": False}}, False),
+        (True, {"layout": {"enforce_eager": False}}, {"layout": {"enforce_eager": True}}, True),
+    ],
+)
+def test_an_engine_is_kept_for_weights_that_fit(told, tmp_path, monkeypatch, caplog, on_gpu, first, second, is_kept):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: on_gpu)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    caplog.set_level(logging.INFO)
+    lengths = []
+    for name, given in {"one": first, "two": second}.items():
+        folder = model(tmp_path / name, given.get("tokenizer", "{}"), **given.get("shape", {}))
+        config = VLLMConfig(context_tokens=128, **given.get("layout", {}))
+        longest = given.get("longest", 100)
+        open_vllm(folder, config, given.get("dtype", "float32"), longest=longest, reads_text=False)
+        lengths.append(f"{max(longest, 128)}{' to sleep' if on_gpu else ''}")
+    again = ["take over two"] if is_kept else ["shut down", f"start two {lengths[1]}"]
+    assert told == [f"start one {lengths[0]}", *again]
+    assert caplog.messages[1].startswith("vLLM engine kept: weights of " if is_kept else "vLLM engine started in ")
+
+
+def test_an_engine_has_no_more_room_than_the_model_has_positions(told: list[str], folder: Path) -> None:
+    config = VLLMConfig(context_tokens=1100)
+    open_vllm(folder, config, "float32", longest=100, reads_text=False)
+    with refused("1024", error=ConfigError):
+        open_vllm(folder, config, "float32", longest=1025, reads_text=False)
+    assert told == ["start one 1024"]
+
+
+def test_where_a_gpu_has_no_room_for_a_second_engine_another_process_tries(told, folder, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    config = VLLMConfig(context_tokens=128)
+    open_vllm(folder, config, "float32", longest=100, reads_text=False)
+
+    def refuse(*arguments: object, **options: object) -> None:
+        raise ConfigError("no memory")
+
+    monkeypatch.setattr(VLLMEngine, "from_folder", refuse)
+    with pytest.raises(LostError, match="no memory"):
+        open_vllm(folder, config, "float32", longest=200, reads_text=False)
 
 
 def started(target) -> threading.Thread:
