@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import torch
-from transformers import Qwen2Config, Qwen2ForCausalLM
+from transformers import PreTrainedTokenizerBase, Qwen2Config, Qwen2ForCausalLM
 
 from luffy.config.execution import ExecutionConfig, TrackingConfig
 from luffy.config.settings import StageSettings
@@ -34,13 +34,19 @@ def write_stage_job(
     return ["--config", str(out / "config.yaml"), "--out", str(out)]
 
 
-def write_wide_model(folder: Path, seed: int) -> None:
+def write_wide_model(
+    folder: Path, seed: int, tokenizer: PreTrainedTokenizerBase | None = None, context: int = 48
+) -> None:
     """Heads of 32 dimensions, the smallest of vLLM's attention on a CPU."""
     torch.manual_seed(seed)
     shape = {"hidden_size": 64, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
-    tokenizer = tiny_tokenizer()
+    tokenizer = tokenizer or tiny_tokenizer()
     config = Qwen2Config(
-        vocab_size=len(tokenizer), num_key_value_heads=2, max_position_embeddings=48, initializer_range=0.2, **shape
+        vocab_size=len(tokenizer),
+        num_key_value_heads=2,
+        max_position_embeddings=context,
+        initializer_range=0.2,
+        **shape,
     )
     Qwen2ForCausalLM(config).save_pretrained(folder)
     tokenizer.save_pretrained(folder)

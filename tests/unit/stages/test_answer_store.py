@@ -33,29 +33,17 @@ def stored(path: Path, *batches: dict[str, ModelAnswer], author: str = "") -> by
     return path.read_bytes()
 
 
-@pytest.mark.parametrize(
-    "saved",
-    [
-        EPISODE,
-        answer("one\n\ntwo\u2028"),
-        answer("", FinishReason.FAILED),
-        ModelAnswer(None, 4, FinishReason.LENGTH, grades=GRADES),
-    ],
-)
-def test_an_answer_is_read_as_it_was_saved(tmp_path, saved):
-    stored(tmp_path / "answers.jsonl", {"k": saved})
-    assert AnswerStore(tmp_path / "answers.jsonl")["k"] == saved
+@pytest.fixture
+def path(tmp_path) -> Path:
+    return tmp_path / "answers.jsonl"
 
 
-def test_a_lone_surrogate_is_replaced(tmp_path):
-    store = AnswerStore(tmp_path / "answers.jsonl")
-    store.add([("k", answer("\ud800!"))])
-    assert store["k"].text == "?!"
-
-
-def test_a_kill_at_any_byte_leaves_whole_batches_and_the_rest_is_added_as_before(tmp_path):
-    path = tmp_path / "answers.jsonl"
-    batches = [{"k1": answer("one\n\u2028"), "k2": EPISODE}, {"k3": answer("zwölf")}, {"k4": answer("four")}]
+def test_a_kill_at_any_byte_leaves_whole_batches_and_the_rest_is_added_as_before(path):
+    batches = [
+        {"k1": answer("one\n\n\u2028"), "k2": EPISODE},
+        {"k3": answer("zwölf"), "k4": answer("", FinishReason.FAILED)},
+        {"k5": ModelAnswer(None, 4, FinishReason.LENGTH, grades=GRADES)},
+    ]
     ends = [len(stored(path, batch)) for batch in batches]
     whole = path.read_bytes()
     for cut in range(len(whole) + 1):
@@ -71,11 +59,15 @@ def test_a_kill_at_any_byte_leaves_whole_batches_and_the_rest_is_added_as_before
         assert path.read_bytes() == whole
 
 
+def test_a_lone_surrogate_is_replaced(path):
+    stored(path, {"k": answer("\ud800!")})
+    assert AnswerStore(path)["k"].text == "?!"
+
+
 @pytest.mark.parametrize(
     "torn", [b'{"uid": 3}\n', b"5\n", b'"abc"\n', b"[]\n", b"\0\0\0\n", b'{"key": "k2", "num_tokens": "3"}\n\n']
 )
-def test_a_line_that_is_no_answer_and_all_after_it_are_dropped(tmp_path, torn):
-    path = tmp_path / "answers.jsonl"
+def test_a_line_that_is_no_answer_and_all_after_it_are_dropped(path, torn):
     whole = stored(path, {"k1": answer("one")})
     path.write_bytes(whole + torn + whole.replace(b"k1", b"k3"))
     store = AnswerStore(path)
@@ -83,37 +75,33 @@ def test_a_line_that_is_no_answer_and_all_after_it_are_dropped(tmp_path, torn):
     assert path.read_bytes() == whole
 
 
-def test_answers_of_an_iterator_that_fails_are_all_left_out(tmp_path):
+def test_a_batch_that_fails_leaves_those_before_and_after(path, monkeypatch):
+    """By its iterator, or by a disk that becomes full."""
+
     def failing() -> Iterator[tuple[str, ModelAnswer]]:
-        yield "k1", EPISODE
+        yield "k2", EPISODE
         raise DataError("another problem")
 
-    store = AnswerStore(tmp_path / "answers.jsonl")
-    with pytest.raises(DataError):
-        store.add(failing())
-    assert "k1" not in store and (tmp_path / "answers.jsonl").read_bytes() == b""
-    store.add([("k1", EPISODE), ("k2", answer("two"))])
-    assert len(AnswerStore(tmp_path / "answers.jsonl")) == 2
-
-
-def test_a_disk_that_becomes_full_leaves_the_batches_before(tmp_path, monkeypatch):
     def half(file: object, data: bytes) -> None:
         write(file, data[: len(data) // 2])
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    path, write = tmp_path / "answers.jsonl", module._write
+    write = module._write
     whole = stored(path, {"k1": answer("one")})
     store = AnswerStore(path)
+    with pytest.raises(DataError):
+        store.add(failing())
     with monkeypatch.context() as full, pytest.raises(OSError, match="No space"):
         full.setattr(module, "_write", half)
         store.add([("k2", answer("two"))])
     assert path.read_bytes() == whole
     store.add([("k3", answer("three"))])
     assert (store["k1"].text, store["k3"].text, "k2" in store) == ("one", "three", False)
+    assert len(AnswerStore(path)) == 2
 
 
-def test_answers_of_other_stages_are_adopted_and_those_that_did_not_come_are_not(tmp_path):
-    other, path = tmp_path / "other.jsonl", tmp_path / "answers.jsonl"
+def test_answers_of_other_stages_are_adopted_and_those_that_did_not_come_are_not(tmp_path, path):
+    other = tmp_path / "other.jsonl"
     failed, refused = answer("", FinishReason.FAILED), answer("", FinishReason.REFUSED)
     graded = ModelAnswer("", 0, FinishReason.ENVIRONMENT_ERROR, grades=GRADES)
     stored(other, {"k1": answer("one"), "k2": failed, "k3": refused, "k4": graded, "k5": answer("not wanted")})
@@ -125,30 +113,24 @@ def test_answers_of_other_stages_are_adopted_and_those_that_did_not_come_are_not
     assert path.read_bytes().count(b"\n\n") == 1, "one commit, and so one fsync"
 
 
-def test_who_has_answered_is_known_from_earlier_attempts(tmp_path):
-    path = tmp_path / "answers.jsonl"
+def test_who_has_answered_is_known_from_earlier_attempts(path):
     stored(path, {"k1": answer("one")}, author="a")
     stored(path, {"k2": answer("", FinishReason.FAILED)}, author="b")
     store = AnswerStore(path)
     assert [store.has_answered(author) for author in "abc"] == [True, False, False]
 
 
-def test_answers_of_a_stage_that_is_deleted_meanwhile_are_not_paid_for_again(tmp_path):
-    (tmp_path / "other").mkdir()
-    other = tmp_path / "other" / "answers.jsonl"
-    stored(other, {"k1": answer("one"), "k2": answer("two")})
-    store = AnswerStore(tmp_path / "answers.jsonl", [other, tmp_path / "deleted" / "answers.jsonl"])
-    shutil.rmtree(tmp_path / "other")
-    assert store.get("k2") == answer("two")
-
-
-def test_an_answer_that_cannot_be_read_any_more_is_not_adopted(tmp_path, monkeypatch):
-    stored(tmp_path / "other.jsonl", {"k1": answer("one")})
-    store = AnswerStore(tmp_path / "answers.jsonl", [tmp_path / "other.jsonl"])
-    monkeypatch.setattr(module.os, "pread", stale)
-    assert (store.get("k1"), store.num_adopted) == (None, 0)
-
-
 def stale(descriptor: int, num_bytes: int, offset: int) -> bytes:
     """As NFS answers after another machine has deleted the file."""
     raise OSError(errno.ESTALE, "Stale file handle")
+
+
+def test_answers_of_a_stage_that_is_deleted_meanwhile_are_used_while_they_can_be_read(tmp_path, path, monkeypatch):
+    other = tmp_path / "other" / "answers.jsonl"
+    other.parent.mkdir()
+    stored(other, {"k1": answer("one"), "k2": answer("two")})
+    store = AnswerStore(path, [other, tmp_path / "deleted" / "answers.jsonl"])
+    shutil.rmtree(other.parent)
+    assert store.get("k2") == answer("two")
+    monkeypatch.setattr(module.os, "pread", stale)
+    assert (store.get("k1"), store.num_adopted) == (None, 1)

@@ -1,4 +1,7 @@
-"""The stage `evaluate`: resumes by batches, and runs with a real model."""
+"""The stages `evaluate` and `sweep`: rows, suites, kills in the last steps, both engines, and models behind endpoints.
+
+What they share with other stages that ask is in `test_answering`.
+"""
 
 import dataclasses
 import json
@@ -10,57 +13,48 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-import torch
-from synthetic.answered_stage import contents, messages_of, stage_context, use
-from synthetic.arithmetic import problems, tiny_tokenizer
+from support.refusals import refused
+from synthetic.answered_stage import (
+    contents,
+    evaluating,
+    messages_of,
+    progress_of,
+    stage_context,
+    use,
+    write_inputs,
+)
+from synthetic.arithmetic import problems
+from synthetic.endpoint import CHAT, TEXT, Endpoint, Reply, completion, refusal
 from synthetic.interrupted import answers_stay, killed_before
 from synthetic.stage_jobs import write_stage_job, write_wide_model
-from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from luffy.config.evaluation import DecodingConfig, EvaluationConfig, SuiteConfig
-from luffy.config.execution import ExecutionConfig
-from luffy.config.grading import GradingConfig
-from luffy.config.settings import EvaluateSettings
+from luffy.config.environment import ToolsEnvironment
+from luffy.config.evaluation import DecodingConfig, SuiteConfig
+from luffy.config.execution import ExecutionConfig, ServerConfig
+from luffy.config.model import EndpointModel, ModelConfig
+from luffy.config.settings import BaseSettings, EvaluateSettings, SweepSettings
 from luffy.data.parquet import write_prompts
-from luffy.errors import ClusterError, ConfigError, DataError
-from luffy.evaluation.results import read_results
-from luffy.evaluation.sample_files import read_sample_records, read_samples_of
-from luffy.pipeline.events import EventReader
+from luffy.evaluation.results import ResultRow, read_results
+from luffy.evaluation.sample_files import SampleRecord, read_samples_of
 from luffy.pipeline.manifest import read_manifest
+from luffy.pipeline.reuse import COMPLETE_FILE
 from luffy.rollout.engine import Completion, RolloutRequest, SamplingParams
+from luffy.rollout.transformers_engine import TransformersEngine
 from luffy.rollout.vllm_engine import VLLMEngine
+from luffy.stages import base, sweep
 from luffy.stages.answers.store import AnswerStore
 from luffy.stages.evaluate import OUTPUTS, ModelEvaluation, run
 
-SETTINGS = EvaluateSettings(
-    seed=7,
-    dtype="float32",
-    evaluation=EvaluationConfig(
-        decodings={"greedy": DecodingConfig(temperature=0.0), "hot/1": DecodingConfig(temperature=1.0, num_samples=2)},
-        max_response_tokens=16,
-    ),
-    grading=GradingConfig(),
-)
+pytestmark = pytest.mark.usefixtures("shared_graders")
+GREEDY = {"greedy": DecodingConfig(temperature=0.0)}
 
 
 @pytest.fixture
 def inputs(tmp_path) -> dict[str, Path]:
-    """Two suites, in the order `longer`, `base`, and a tiny random model."""
-    (tmp_path / "data" / "suites").mkdir(parents=True)
-    for name in ("longer", "base"):
-        write_prompts(tmp_path / "data" / "suites" / f"{name}.parquet", problems(4))
-    card = {"sources": {"train": {}, "suites.longer": {}, "suites.base": {}}}
-    (tmp_path / "data" / "card.json").write_text(json.dumps(card))
-    torch.manual_seed(0)
-    shape = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
-    tokenizer = tiny_tokenizer()
-    config = Qwen2Config(vocab_size=len(tokenizer), num_key_value_heads=2, max_position_embeddings=48, **shape)
-    Qwen2ForCausalLM(config).save_pretrained(tmp_path / "sft" / "model")
-    tokenizer.save_pretrained(tmp_path / "sft" / "model")
-    return {"data": tmp_path / "data", "model": tmp_path / "sft"}
+    return write_inputs(tmp_path)
 
 
-def context_in(out, inputs):
+def context_in(out: Path, inputs: dict[str, Path]):
     return stage_context("evaluate_sft", out, inputs, 3)
 
 
@@ -68,45 +62,55 @@ def solve(prompt: str, seed: int) -> str:
     return "\\boxed{1}"
 
 
+def rows_in(out: Path) -> dict[tuple[str, str], ResultRow]:
+    return {(row.suite, row.decoding): row for row in read_results(out / "results.json").rows}
+
+
 def test_rows_follow_the_configuration_and_samples_follow_the_rows(tmp_path, inputs, monkeypatch):
-    engine = use(monkeypatch, solve)
-    result = run(SETTINGS, context_in(tmp_path / "out", inputs))
-    results = read_results(tmp_path / "out" / "results.json")
-    assert results.checkpoint == "sft"
+    use(monkeypatch, solve)
+    result = run(evaluating(), context_in(tmp_path / "out", inputs))
     cells = [("longer", "greedy"), ("base", "greedy"), ("longer", "hot/1"), ("base", "hot/1")]
-    assert [(row.suite, row.decoding) for row in results.rows] == cells
-    assert {row.accuracy for row in results.rows} == {0.25}
-    records = list(read_sample_records(tmp_path / "out" / "samples.jsonl.zst"))
-    assert not (tmp_path / "out" / "answers.jsonl").exists()
+    assert {cell: row.accuracy for cell, row in rows_in(tmp_path / "out").items()} == dict.fromkeys(cells, 0.25)
+    assert list(rows_in(tmp_path / "out")) == cells
+    assert read_results(tmp_path / "out" / "results.json").checkpoint == "sft"
+    records = list(read_samples_of(tmp_path / "out"))
     assert list(dict.fromkeys((record.suite, record.decoding) for record in records)) == cells
-    assert (len(records), result.metrics["accuracy/greedy/base"], engine.closed) == (24, 0.25, True)
-    last = EventReader(tmp_path / "out" / "events.jsonl").read()[-1]
+    assert (len(records), result.metrics["accuracy/greedy/base"]) == (24, 0.25)
+    last = progress_of(tmp_path / "out")
     assert (last.step, last.total, last.metrics["reward"]) == (24, 24, 0.25)
 
 
-def changed(**fields: object) -> EvaluateSettings:
-    """SETTINGS with other fields of the section `evaluation`."""
-    return SETTINGS.model_copy(update={"evaluation": SETTINGS.evaluation.model_copy(update=fields)})
+def test_suites_have_their_own_numbers_of_responses_and_the_results_say_how_they_were_asked(
+    tmp_path, inputs, monkeypatch
+):
+    use(monkeypatch, solve)
+    own = {"longer": SuiteConfig(num_samples=3, template="none", stop=("=",))}
+    run(evaluating(suites=own), context_in(tmp_path / "out", inputs))
+    rows = rows_in(tmp_path / "out")
+    assert [row.num_samples for row in rows.values()] == [1, 1, 3, 2]
+    said = rows["longer", "hot/1"].protocol
+    assert said is not None
+    assert (said.template, said.stop, said.temperature, said.engine) == ("none", ("=",), 1.0, "transformers")
 
 
 def test_suites_can_be_evaluated_alone_and_the_held_out_prompts_are_one(tmp_path, inputs, monkeypatch):
     write_prompts(inputs["data"] / "validation.parquet", problems(6))
     use(monkeypatch, solve)
-    run(changed(only=("validation", "base")), context_in(tmp_path / "out", inputs))
-    rows = read_results(tmp_path / "out" / "results.json").rows
-    assert [(row.suite, row.num_problems) for row in rows if row.decoding == "greedy"] == [
-        ("base", 4),
-        ("validation", 6),
-    ]
+    run(evaluating(only=("validation", "base")), context_in(tmp_path / "out", inputs))
+    rows = rows_in(tmp_path / "out").items()
+    assert {suite: row.num_problems for (suite, _), row in rows} == {"base": 4, "validation": 6}
 
 
-def test_a_suite_that_was_not_prepared_is_one_line(tmp_path, inputs):
-    with pytest.raises(DataError, match=r"no suite validation; there are base, longer$"):
-        run(changed(only=("validation",)), context_in(tmp_path / "out", inputs))
+def test_what_cannot_be_evaluated_is_refused(tmp_path, inputs):
+    with refused("validation", "base, longer"):
+        run(evaluating(only=("validation",)), context_in(tmp_path / "out", inputs))
+    execution = ExecutionConfig.model_validate({"vllm": {"tensor_parallel_size": 3}})
+    with refused("3 does not divide the 2 attention heads"):
+        run(evaluating(engine="vllm"), stage_context("evaluate_sft", tmp_path / "out", inputs, execution=execution))
     for path in (inputs["data"] / "suites").iterdir():
         path.unlink()
-    with pytest.raises(DataError, match="no suite to evaluate"):
-        run(SETTINGS, context_in(tmp_path / "none", inputs))
+    with refused("data.suites"):
+        run(evaluating(), context_in(tmp_path / "out", inputs))
 
 
 @pytest.mark.parametrize(
@@ -114,44 +118,14 @@ def test_a_suite_that_was_not_prepared_is_one_line(tmp_path, inputs):
 )
 def test_suites_without_readable_answers_are_advised_on(tmp_path, inputs, monkeypatch, response, advised):
     use(monkeypatch, lambda prompt, seed: response)
-    context = context_in(tmp_path / "out", inputs)
-    run(SETTINGS, context)
-    said = messages_of(tmp_path / "out")
-    assert [text.partition(": 100 % of the responses have no answer")[0] for text in said] == advised
-
-
-@pytest.mark.parametrize(
-    ("end", "kept"),
-    [(ClusterError("http://host:8000: no answer"), 14), (KeyboardInterrupt(), 11)],
-    ids=["failed", "interrupted"],
-)
-def test_an_evaluation_that_ended_early_goes_on_within_the_suite(tmp_path, inputs, monkeypatch, end, kept):
-    """A failure waits for the batch that is being graded; an interrupt waits for nothing."""
-
-    def fails_when_sampling(prompt: str, seed: int) -> str:
-        if len(first.requests) > 8 + 6:  # the third batch of the third part
-            raise end
-        return solve(prompt, seed)
-
-    first = use(monkeypatch, fails_when_sampling)
-    with pytest.raises(type(end)):
-        run(SETTINGS, context_in(tmp_path / "out", inputs))
-    second = use(monkeypatch, solve)
-    result = run(SETTINGS, context_in(tmp_path / "out", inputs))
-    assert (result.resumed_from, len(second.requests)) == (kept, 24 - kept)
-    assert EventReader(tmp_path / "out" / "events.jsonl").read()[-1].step == 24
-    assert not (tmp_path / "out" / "answers.jsonl").exists()
-    third = use(monkeypatch, solve)
-    assert run(SETTINGS, context_in(tmp_path / "out", inputs)).resumed_from == 24  # it is not opened again
-    assert third.requests == []
-    run(SETTINGS, context_in(tmp_path / "undisturbed", inputs))
-    assert contents(tmp_path / "out", OUTPUTS) == contents(tmp_path / "undisturbed", OUTPUTS)
+    run(evaluating(), context_in(tmp_path / "out", inputs))
+    assert [text.partition(": 100 %")[0] for text in messages_of(tmp_path / "out")] == advised
 
 
 def test_a_kill_between_any_two_steps_of_the_end_loses_nothing_and_leaves_no_answers(tmp_path, inputs, monkeypatch):
     use(monkeypatch, solve)
     with answers_stay():
-        run(SETTINGS, context_in(tmp_path / "done", inputs))
+        run(evaluating(), context_in(tmp_path / "done", inputs))
     engine, write = use(monkeypatch, solve), ModelEvaluation.write
     killed, step = [True], 0
 
@@ -164,8 +138,8 @@ def test_a_kill_between_any_two_steps_of_the_end_loses_nothing_and_leaves_no_ans
         shutil.copy(tmp_path / "done" / "answers.jsonl", context.out)
         with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
             patch.setattr(ModelEvaluation, "write", written)
-            run(SETTINGS, context)
-        assert run(SETTINGS, context).resumed_from == 24
+            run(evaluating(), context)
+        assert run(evaluating(), context).resumed_from == 24
         assert contents(context.out, OUTPUTS) == contents(tmp_path / "done", OUTPUTS)
         assert sorted(path.name for path in context.out.iterdir()) == sorted([*OUTPUTS, "events.jsonl"])
         step += 1
@@ -195,63 +169,22 @@ sys.exit(program.run_program("evaluate", evaluate.run, sys.argv[1:]))
 
 @pytest.mark.slow
 def test_a_killed_process_costs_one_batch_and_the_result_is_the_same_bytes(tmp_path, inputs):
-    execution = ExecutionConfig(rollout_batch_size=3, num_threads=1)
-    killed, undisturbed = (
-        write_stage_job(tmp_path / name, "evaluate", SETTINGS, inputs, execution) for name in ("killed", "undisturbed")
-    )
-    program = [sys.executable, "-c", KILLED_AT_ITS_FOURTH_BATCH, *killed]
+    execution, jobs = ExecutionConfig(rollout_batch_size=3, num_threads=1), {}
+    for name in ("killed", "undisturbed"):
+        jobs[name] = write_stage_job(tmp_path / name, "evaluate", evaluating(), inputs, execution)
+    program = [sys.executable, "-c", KILLED_AT_ITS_FOURTH_BATCH, *jobs["killed"]]
     assert subprocess.run(program, check=False, capture_output=True).returncode == -9
     kept = len(AnswerStore(tmp_path / "killed" / "answers.jsonl"))
     # Two batches of the first suite, one of the second; the one before the kill may still have been in grading.
     assert kept in (4, 7)
-    for arguments in (killed, undisturbed):
+    for arguments in jobs.values():
         subprocess.run([sys.executable, "-m", "luffy.stages.evaluate", *arguments], check=True, capture_output=True)
     assert contents(tmp_path / "killed", OUTPUTS) == contents(tmp_path / "undisturbed", OUTPUTS)
     assert read_manifest(tmp_path / "killed").resumed_from == kept
 
 
-def test_a_real_model_draws_the_same_again_and_whatever_the_batch_size(tmp_path, inputs):
-    for size in (1, 3, 256):
-        context = context_in(tmp_path / str(size), inputs)
-        run(SETTINGS, dataclasses.replace(context, execution=ExecutionConfig(rollout_batch_size=size)))
-    files = {(tmp_path / str(size) / "samples.jsonl.zst").read_bytes() for size in (1, 3, 256)}
-    assert len(files) == 1
-    assert all(1 <= record.num_tokens <= 16 for record in read_samples_of(tmp_path / "1"))
-
-
-def test_suites_have_their_own_numbers_of_responses_and_the_results_say_how_they_were_asked(
-    tmp_path, inputs, monkeypatch
-):
-    use(monkeypatch, solve)
-    own = {"longer": SuiteConfig(num_samples=3, template="none", stop=("=",))}
-    run(changed(suites=own), context_in(tmp_path / "out", inputs))
-    rows = {(row.suite, row.decoding): row for row in read_results(tmp_path / "out" / "results.json").rows}
-    assert {cell: row.num_samples for cell, row in rows.items()} == {
-        ("longer", "greedy"): 1, ("base", "greedy"): 1, ("longer", "hot/1"): 3, ("base", "hot/1"): 2,
-    }  # fmt: skip
-    said = rows["longer", "hot/1"].protocol
-    assert said is not None
-    assert (said.template, said.stop, said.temperature, said.engine) == ("none", ("=",), 1.0, "transformers")
-    last = EventReader(tmp_path / "out" / "events.jsonl").read()[-1]
-    assert (last.step, last.total) == (28, 28)
-
-
-def test_prompts_that_leave_no_room_stop_the_stage_before_anything_is_generated(tmp_path, inputs, monkeypatch):
-    engine = use(monkeypatch, solve)
-    with pytest.raises(DataError, match="4 of 4 prompts do not fit"):
-        run(changed(max_response_tokens=45), context_in(tmp_path / "out", inputs))
-    assert engine.requests == []
-
-
-@pytest.fixture
-def wide_inputs(inputs) -> dict[str, Path]:
-    """The same with heads as wide as vLLM's attention on CPU asks for."""
-    write_wide_model(inputs["model"] / "model", seed=0)
-    return inputs
-
-
 @pytest.mark.slow
-def test_top_p_and_stop_texts_mean_the_same_to_both_engines(tmp_path, wide_inputs, monkeypatch):
+def test_top_p_and_stop_texts_mean_the_same_to_both_engines(tmp_path, inputs, monkeypatch):
     """Greedy rows are equal to the token; the sampled ones end at the stop texts with either engine."""
     drawn: list[Completion] = []
 
@@ -262,38 +195,173 @@ def test_top_p_and_stop_texts_mean_the_same_to_both_engines(tmp_path, wide_input
 
     generate = VLLMEngine.generate
     monkeypatch.setattr(VLLMEngine, "generate", noted)
-    settings = EvaluationConfig.model_validate(
-        SETTINGS.evaluation.model_dump()
-        | {
-            "decodings": {"greedy": {"temperature": 0.0}, "hot": {"temperature": 1.0, "top_p": 0.6, "num_samples": 16}},
-            "suites": {"longer": {"stop": ("1", "ed")}, "base": {"template": "none"}},
-        }
-    )
+    decodings = {**GREEDY, "hot": DecodingConfig(temperature=1.0, top_p=0.6, num_samples=16)}
+    suites = {"longer": SuiteConfig(stop=("1", "ed")), "base": SuiteConfig(template="none")}
     records = {}
     for name in ("transformers", "vllm"):
-        evaluation = settings.model_copy(update={"engine": name})
-        run(SETTINGS.model_copy(update={"evaluation": evaluation}), context_in(tmp_path / name, wide_inputs))
-        records[name] = list(read_sample_records(tmp_path / name / "samples.jsonl.zst"))
+        settings = evaluating(engine=name, decodings=decodings, suites=suites)
+        run(settings, context_in(tmp_path / name, inputs))
+        records[name] = list(read_samples_of(tmp_path / name))
     greedy = [[record for record in rows if record.decoding == "greedy"] for rows in records.values()]
     assert greedy[0] == greedy[1]
+    longer = {name: [row for row in rows if row.suite == "longer"] for name, rows in records.items()}
     # vLLM itself has ended them: nothing was drawn that had to be cut off.
-    assert sum(len(one.token_ids) for one in drawn) == sum(
-        row.num_tokens for row in records["vllm"] if row.suite == "longer"
-    )
-    for rows in records.values():
-        stopped = [row for row in rows if row.suite == "longer" and row.response.endswith(("1", "ed"))]
+    assert sum(len(one.token_ids) for one in drawn) == sum(row.num_tokens for row in longer["vllm"])
+    for rows in longer.values():
+        stopped = [row for row in rows if row.response.endswith(("1", "ed"))]
         assert stopped
         assert {row.finish_reason for row in stopped} == {"stop"}
-        assert all("1" not in row.response[:-1] for row in rows if row.suite == "longer")
-    lengths = [
-        sum(row.num_tokens for row in rows if row.decoding == "hot" and row.suite == "longer")
-        for rows in records.values()
-    ]
+        assert all("1" not in row.response[:-1] for row in rows)
+    lengths = [sum(row.num_tokens for row in rows if row.decoding == "hot") for rows in longer.values()]
     assert lengths[0] == pytest.approx(lengths[1], rel=0.5)
 
 
-def test_a_model_that_vllm_cannot_run_stops_the_stage(tmp_path, inputs):
-    execution = ExecutionConfig.model_validate({"vllm": {"tensor_parallel_size": 3}})
-    context = dataclasses.replace(context_in(tmp_path / "out", inputs), execution=execution)
-    with pytest.raises(ConfigError, match="3 does not divide the 2 attention heads"):
-        run(changed(engine="vllm"), context)
+# The stage `sweep`: checkpoints of an RL run, by one engine.
+
+STEPS = (20, 40)
+
+
+@pytest.fixture
+def rl_inputs(inputs, monkeypatch) -> dict[str, Path]:
+    """An RL stage whose checkpoints are plain model folders, exported by copying them."""
+    for step in STEPS:
+        write_wide_model(inputs["model"] / "checkpoints" / f"step_{step:06d}", seed=step)
+        (inputs["model"] / "checkpoints" / f"step_{step:06d}" / COMPLETE_FILE).touch()
+    monkeypatch.setattr(sweep, "export_checkpoint", lambda checkpoint, *others: shutil.copytree(checkpoint, others[-1]))
+    return inputs
+
+
+def sweep_in(out: Path, inputs: dict[str, Path], *steps: int):
+    return sweep.run(SweepSettings(protocol=evaluating(), steps=steps), stage_context("sweep", out, inputs, 3))
+
+
+def test_each_step_is_what_its_model_gets_alone_and_one_engine_serves_all(tmp_path, rl_inputs, monkeypatch):
+    opened: list[Path] = []
+    start, out = TransformersEngine.from_folder, tmp_path / "out"
+    monkeypatch.setattr(
+        TransformersEngine, "from_folder", lambda folder, *rest: opened.append(folder) or start(folder, *rest)
+    )
+    result = sweep_in(out, rl_inputs, *STEPS)
+    assert opened == [rl_inputs["model"] / "model"]
+    found = {step: (out / f"step_{step:06d}" / "samples.jsonl.zst").read_bytes() for step in STEPS}
+    assert found[20] != found[40]
+    for step in STEPS:
+        model = tmp_path / f"alone-{step}"
+        shutil.copytree(rl_inputs["model"] / "checkpoints" / f"step_{step:06d}", model / "model")
+        run(evaluating(), context_in(tmp_path / f"out-{step}", {**rl_inputs, "model": model}))
+        assert found[step] == (tmp_path / f"out-{step}" / "samples.jsonl.zst").read_bytes()
+    assert read_results(out / "step_000040" / "results.json").checkpoint == "step 40"
+    assert f"accuracy/hot/1/base/{STEPS[0]}" in result.metrics and len(result.metrics) == 8
+    html = (out / "curve.html").read_text()
+    assert "step 20 → 40" in html and not any(mark in html for mark in ("<script", "<link", "<img", "@import"))
+    assert "| step 20 → 40 |" in (out / "curve.md").read_text()
+    assert not (out / "swap").exists()
+
+
+def test_a_killed_sweep_needs_no_checkpoint_of_a_step_that_is_done(tmp_path, rl_inputs):
+    out = tmp_path / "out"
+    sweep_in(out, rl_inputs, *STEPS)
+    before = contents(out / "step_000040", OUTPUTS)
+    shutil.rmtree(out / "step_000040")
+    (out / "swap").mkdir()
+    shutil.rmtree(rl_inputs["model"] / "checkpoints" / "step_000020")
+    assert sweep_in(out, rl_inputs, *STEPS).resumed_from == 24
+    assert contents(out / "step_000040", OUTPUTS) == before
+    with refused("step 30", "there are: 40"):
+        sweep_in(tmp_path / "other", rl_inputs, 40, 30)
+
+
+# A model that others serve.
+
+KEY = "sk-hunter2"
+served_by = partial(evaluating, engine="openai", decodings={"hot": DecodingConfig(temperature=1.0, num_samples=3)})
+PLAIN = {"base": SuiteConfig(template="r1_zero")}
+
+
+class Bench:
+    """Evaluates what `base` makes of a model behind an endpoint: a suite of twelve problems, and one of four."""
+
+    def __init__(self, root: Path, serve) -> None:
+        self.root, self._serve = root, serve
+        self.inputs = {**write_inputs(root), "model": root / "served"}
+        self.suites = self.inputs["data"] / "suites"
+        write_prompts(self.suites / "longer.parquet", problems(12))
+        model = ModelConfig(endpoint=EndpointModel(name="gpt-x", request={"reasoning_effort": "low"}))
+        base.run(BaseSettings(seed=7, model=model, base=None), stage_context("base", root / "served", {}))
+
+    def serve(self, *arguments: object, **named: object) -> Endpoint:
+        return self._serve(*arguments, key=KEY, **named)
+
+    def evaluate(self, served: Endpoint, settings: EvaluateSettings, out: str = "out") -> list[SampleRecord]:
+        execution = ExecutionConfig(server=ServerConfig(urls=(served.url,), max_retries=0, concurrency=2))
+        run(settings, stage_context("evaluate_base", self.root / out, self.inputs, execution=execution))
+        return list(read_samples_of(self.root / out))
+
+
+@pytest.fixture
+def bench(tmp_path, serve, monkeypatch) -> Bench:
+    monkeypatch.setenv("OPENAI_API_KEY", KEY)
+    return Bench(tmp_path, serve)
+
+
+def test_each_suite_is_asked_in_its_way_and_every_response_is_graded(tmp_path, bench):
+    served = bench.serve()
+    chat, *_, plain = bench.evaluate(served, served_by(suites=PLAIN))
+    rows = read_results(tmp_path / "out" / "results.json").rows
+    assert [(row.suite, row.num_problems, row.num_samples, row.mean_tokens) for row in rows] == [
+        ("longer", 12, 3, 7), ("base", 4, 3, 7),
+    ]  # fmt: skip
+    assert rows[0].protocol is not None and rows[0].protocol.engine == "openai"
+    assert (chat.prompt, plain.prompt[-30:]) == ("user: 0 +1", "\nUser: 3 +1\nAssistant: <think>")
+    assert (chat.response[:6], plain.response[:13]) == ("\\boxed", "<think>\\boxed")
+    assert [path for path, _ in served.asked] == [CHAT] * 36 + [TEXT] * 12
+    assert {(body["model"], body["reasoning_effort"]) for _, body in served.asked} == {("gpt-x", "low")}
+    assert len({body["seed"] for _, body in served.asked}) == 48
+    (described,) = (bench.inputs["model"] / "model").iterdir()
+    assert json.loads(described.read_text()) == {"name": "gpt-x", "request": {"reasoning_effort": "low"}}
+
+
+def test_no_file_holds_the_key(tmp_path, bench):
+    bench.evaluate(bench.serve(), served_by())
+    with refused("403"):
+        forbidding = bench.serve(lambda path, body: refusal(403, f"Bearer {KEY} may not"))
+        bench.evaluate(forbidding, served_by(), "apart/refused")
+    files = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert len(files) > 6
+    assert not [path for path in files if KEY.encode() in path.read_bytes()]
+
+
+def test_what_cannot_be_asked_is_refused_before_anything_is(bench):
+    served = bench.serve(paths=(CHAT,))
+    with refused("/v1/completions", "404", "evaluation.template"):
+        bench.evaluate(served, served_by(suites=PLAIN))
+    turns = dataclasses.replace(problems(1)[0], messages=problems(1)[0].messages * 2)
+    write_prompts(bench.suites / "base.parquet", [turns])
+    with refused("suite base", "p0", "r1_zero"):
+        bench.evaluate(served, served_by(suites=PLAIN))
+    assert served.asked == []
+
+
+def test_reasoning_that_is_not_closed_is_no_answer(bench):
+    said = completion("", "length", reasoning_content="\\boxed{1}")
+    record = bench.evaluate(bench.serve(lambda path, body: said), served_by())[0]
+    assert (record.response, record.outcome, record.finish_reason) == ("<think>\n\\boxed{1}", "no_answer", "length")
+
+
+def test_an_environment_answers_a_model_behind_an_endpoint(bench):
+    """The model calls the calculator with the question, and boxes what it is told; the last turn is graded."""
+
+    def calling(path: str, body: dict) -> Reply:
+        asked, *rest = (turn["content"] for turn in body["messages"] if turn["role"] == "user")
+        call = json.dumps({"name": "calculator", "arguments": {"expression": asked}})
+        told = rest[0].split("\n")[1] if rest else ""
+        return completion(f"\\boxed{{{told}}}" if rest else f"<tool_call>\n{call}\n</tool_call>", num_tokens=4)
+
+    tools = ToolsEnvironment(kind="tools", tools=("calculator",))
+    records = bench.evaluate(bench.serve(calling, (CHAT,)), served_by(decodings=GREEDY, environment=tools))
+    assert len(records) == 16
+    for record in records:
+        assert record.correct
+        assert record.measures["tool_calls/calculator"] == 1.0
+        assert record.num_tokens == 2 * 4
+        assert record.response.count("--- policy ---") == 2 and "--- environment ---" in record.response

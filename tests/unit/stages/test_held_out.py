@@ -1,13 +1,11 @@
 """A measurement comes from the weights of one version, and the best measured weights outlive every kill."""
 
 import json
-import random
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from synthetic.finished_chain import _record
-from synthetic.result_rows import result_row
+from synthetic.result_rows import result_row, sample_record
 
 from luffy.config.evaluation import KeepBestConfig, ValidationConfig
 from luffy.errors import CheckpointError, LuffyError
@@ -33,21 +31,20 @@ class Versions:
         return [Completion((1,) * length, (0.0,) * length, FinishReason.LENGTH, self._versions) for _ in requests]
 
 
-def test_an_answer_of_other_weights_is_refused():
-    requests = [RolloutRequest((1,), seed=0)]
-    assert len(OneVersionEngine(Versions(3, 3), 3).generate(requests, PARAMS)) == 1
-    with pytest.raises(LuffyError, match=r"validation of version 3 was answered by versions \[3, 4\]"):
+def test_an_answer_of_other_weights_is_refused_and_stop_texts_are_left_to_the_client():
+    requests, engine = [RolloutRequest((1,), seed=0)], Versions(3, 3)
+    assert len(OneVersionEngine(engine, 3).generate(requests, PARAMS)) == 1
+    assert engine.asked == [replace(PARAMS, stop=())]
+    with pytest.raises(LuffyError, match=r"version 3 .* \[3, 4\]"):
         OneVersionEngine(Versions(3, 4), 3).generate(requests, PARAMS)
 
 
-def test_stop_texts_are_left_to_the_client():
-    engine = Versions(0)
-    OneVersionEngine(engine, 0).generate([RolloutRequest((1,), seed=0)], PARAMS)
-    assert engine.asked == [replace(PARAMS, stop=())]
+def row_of(suite, *verdicts):
+    return result_row([sample_record(suite, f"p{i}", right) for i, right in enumerate(verdicts)], 0.95)
 
 
 def test_a_measurement_that_a_kill_interrupted_while_it_tidied_up_leaves_no_answers(tmp_path):
-    rows = (result_row([_record("a/b", "validation", 0, 0, 1.0, random.Random(0))], 0.95),)
+    rows = (row_of("a/b", True),)
     write_results(tmp_path / "step_000003.json", EvaluationResults(checkpoint="step 3", confidence=0.95, rows=rows))
     answers = tmp_path / "step_000003.answers.jsonl"
     answers.write_bytes(b"")
@@ -57,16 +54,12 @@ def test_a_measurement_that_a_kill_interrupted_while_it_tidied_up_leaves_no_answ
 
 
 def test_the_mean_is_over_suites_of_any_size():
-    luck = random.Random(0)
-    rows = [
-        result_row([_record(suite, "validation", place, 0, chance, luck) for place in range(count)], 0.95)
-        for suite, count, chance in (("small", 2, 1.0), ("large", 6, 0.0))
-    ]
-    metrics = validation_metrics(rows, version=7)
-    assert metrics["val/accuracy"] == 0.5
-    assert (metrics["val/small/accuracy"], metrics["val/large/accuracy"]) == (1.0, 0.0)
-    assert (metrics["val/small/num_problems"], metrics["val/large/num_problems"]) == (2, 6)
-    assert metrics["val/weight_version"] == 7
+    metrics = validation_metrics([row_of("small", *[True] * 2), row_of("large", *[False] * 6)], version=7)
+    expected = {
+        "val/accuracy": 0.5, "val/weight_version": 7, "val/small/accuracy": 1.0, "val/large/accuracy": 0.0,
+        "val/small/num_problems": 2, "val/large/num_problems": 6,
+    }  # fmt: skip
+    assert {name: metrics[name] for name in expected} == expected
     assert 0 < metrics["val/small/accuracy_low"] < metrics["val/small/accuracy_high"] == 1
 
 
@@ -89,58 +82,54 @@ class Training:
         self.step, self.value = step, value
         self.held_out.measure(step)
 
+    def checkpoint(self) -> None:
+        """With the metrics up to there."""
+        folder = self.out / f"checkpoints/step_{self.step:06d}"
+        folder.mkdir(parents=True)
+        (folder / "COMPLETE").touch()
+        with (self.out / "metrics.jsonl").open("a") as file:
+            file.write(json.dumps({"step": self.step, "val/accuracy": self.value}) + "\n")
+
     def best(self) -> str:
         self.held_out.export(self.out / "model")
         return (self.out / "model/weights").read_text()
 
-
-def kept(out):
-    return sorted(folder.name for folder in (out / "best").iterdir())
-
-
-def checkpoint(out, step, value):
-    """With the metrics up to there."""
-    folder = out / f"checkpoints/step_{step:06d}"
-    folder.mkdir(parents=True)
-    (folder / "COMPLETE").touch()
-    with (out / "metrics.jsonl").open("a") as file:
-        file.write(json.dumps({"step": step, "val/accuracy": value}) + "\n")
+    def kept(self) -> list[str]:
+        return sorted(folder.name for folder in (self.out / "best").iterdir())
 
 
-def test_the_earliest_of_equals_wins_and_mode_decides_what_is_better(tmp_path):
-    for mode, expected, is_over in (("max", "1", True), ("min", "3", False)):
-        (tmp_path / mode).mkdir()
-        training = Training(tmp_path / mode, patience=2, mode=mode)
-        for step, value in ((0, 0.3), (1, 0.5), (2, 0.5), (3, 0.1)):
-            training.measure(step, value)
-        assert (training.best(), training.held_out.is_over) == (expected, is_over)
+@pytest.mark.parametrize(("mode", "best", "is_over"), [("max", "1", True), ("min", "3", False)])
+def test_the_earliest_of_equals_wins_and_mode_decides_what_is_better(tmp_path, mode, best, is_over):
+    training = Training(tmp_path, patience=2, mode=mode)
+    for step, value in ((0, 0.3), (1, 0.5), (2, 0.5), (3, 0.1)):
+        training.measure(step, value)
+    assert (training.best(), training.held_out.is_over) == (best, is_over)
 
 
 def test_older_weights_stay_until_a_checkpoint_lies_behind_the_better_ones(tmp_path):
     training = Training(tmp_path)
     training.measure(1, 0.2)
-    checkpoint(tmp_path, 1, 0.2)
+    training.checkpoint()
     training.measure(2, 0.4)
     # Killed now, the stage goes back to step 1, where step 1 was the best.
-    assert kept(tmp_path) == ["step_000001", "step_000002"]
+    assert training.kept() == ["step_000001", "step_000002"]
     again = Training(tmp_path)
     assert again.best() == "1"
     again.measure(2, 0.4)
-    checkpoint(tmp_path, 2, 0.4)
+    again.checkpoint()
     again.measure(3, 0.3)
-    assert kept(tmp_path) == ["step_000002"]
+    assert again.kept() == ["step_000002"]
 
 
-def test_a_kill_in_an_export_leaves_no_half_model(tmp_path):
+def test_a_kill_in_an_export_leaves_no_half_model_and_deleted_weights_are_named(tmp_path):
     training = Training(tmp_path)
     training.measure(1, 0.2)
     (tmp_path / "best/incoming").mkdir()
     (tmp_path / "best/incoming/torn").touch()
     training.measure(2, 0.4)
-    assert kept(tmp_path) == ["step_000002"] and not (tmp_path / "best/step_000002/torn").exists()
-
-
-def test_deleted_weights_are_named(tmp_path):
-    checkpoint(tmp_path, 1, 0.2)
-    with pytest.raises(CheckpointError, match="step_000001: the best weights are gone"):
+    assert training.kept() == ["step_000002"] and not (tmp_path / "best/step_000002/torn").exists()
+    training.checkpoint()
+    (tmp_path / "best/step_000002/weights").rename(tmp_path / "weights")
+    (tmp_path / "best/step_000002").rmdir()
+    with pytest.raises(CheckpointError, match="step_000002: the best weights are gone"):
         Training(tmp_path).best()

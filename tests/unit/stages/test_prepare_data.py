@@ -1,20 +1,30 @@
-"""The stage `prepare_data`, run for real."""
+"""The stage `prepare_data`: rows in; rows, splits, card and quarantine out."""
 
+import itertools
 import json
-import re
+import logging
 import subprocess
 import sys
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
+from support.installed import DATASETS, needs_datasets
+from support.refusals import refused
+from synthetic.endpoint import CHAT, Endpoint, completion
 from synthetic.preparation import prepare as prepared
-from synthetic.preparation import row, sources_of
-from synthetic.preparation import written as file_source
+from synthetic.preparation import row, sources_of, written
 
+import luffy.data.parquet as parquet
 from luffy.cli.run_view import show_card
+from luffy.config.grading import GradingConfig
 from luffy.data.parquet import read_prompts
+from luffy.data.schema import problem_key
 from luffy.data.templates import encode_traces, load_tokenizer, render_prompts
 from luffy.data.tokenizer import build_tokenizer
 from luffy.errors import DataError
+from luffy.grading.pool import JUDGE_CACHE
+from luffy.types import Prompt
 
 SMALL: dict[str, object] = {
     "train": {"kind": "arithmetic", "num_prompts": 30, "num_operations": [2, 3]},
@@ -23,17 +33,40 @@ SMALL: dict[str, object] = {
     "max_prompt_tokens": 48,
     "max_trace_tokens": 64,
 }
+LONG = " ".join(f"w{n}" for n in range(60))
+Rows = list[dict[str, object]]
 
 
-def prepare(out, **changes):
-    return prepared(out, **{**SMALL, **changes})
+def boxed(words: str, answer: str = "2") -> str:
+    return f"{words} \\boxed{{{answer}}}"
+
+
+WRONG = boxed("No,", "5")
+
+
+def prepare(out: Path, workers: int = 1, **data: object) -> dict[str, dict]:
+    """What the card then says of each source; no row of one is lost."""
+    prepared(out, workers, **data)
+    sources = sources_of(out)
+    for source in sources.values():
+        gone = sum(source["rejected"].values()) + source["quarantined"] + source["folded"]
+        assert source["rows_in"] == source["rows_out"] + gone
+    return sources
+
+
+def prompts_in(out: Path, name: str = "train") -> list[Prompt]:
+    return read_prompts(out / f"{name}.parquet")
+
+
+def texts(out: Path, name: str = "train") -> dict[str, list[str]]:
+    return {prompt.messages[-1].content: [trace.text for trace in prompt.traces] for prompt in prompts_in(out, name)}
 
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
     """The outputs of SMALL. Not to be changed."""
     out = tmp_path_factory.mktemp("made")
-    result = prepare(out)
+    result = prepared(out, **SMALL)
     assert result.metrics["rows/train"] == 30
     assert all((out / output).exists() for output in result.outputs)
     assert set(result.outputs) == {
@@ -44,7 +77,7 @@ def made(tmp_path_factory):
 
 
 def test_prepared_rows_are_verified_and_within_the_limits(made):
-    tokenizer, prompts = load_tokenizer(made / "tokenizer"), read_prompts(made / "train.parquet")
+    tokenizer, prompts = load_tokenizer(made / "tokenizer"), prompts_in(made)
     assert len(prompts) == 30
     for prompt in prompts:
         prompt_ids = render_prompts(tokenizer, [prompt.messages])[0]
@@ -55,123 +88,392 @@ def test_prepared_rows_are_verified_and_within_the_limits(made):
         assert tokenizer.unk_token_id not in prompt_ids
 
 
-def test_a_second_run_writes_the_same_bytes(made, tmp_path):
-    prepare(tmp_path)
-    outputs = [path.relative_to(made) for path in made.rglob("*") if path.is_file() and path.name != "events.jsonl"]
-    assert [path for path in outputs if (made / path).read_bytes() != (tmp_path / path).read_bytes()] == []
-
-
 def test_a_suite_holds_no_demonstration_and_its_problems_are_nowhere_else(made):
-    suite, corpus = (read_prompts(made / name) for name in ("suites/retention.parquet", "corpus.parquet"))
+    suite, corpus = (prompts_in(made, name) for name in ("suites/retention", "corpus"))
     assert not any(prompt.traces for prompt in suite)
     assert not {prompt.uid for prompt in suite} & {prompt.uid for prompt in corpus}
     assert sources_of(made)["corpus"]["rejected"]["in_evaluation_suite"] == 200 - len(corpus)
 
 
+def repeated(count: int, times: int) -> Rows:
+    return [row(f"Problem {n}?", boxed(f"by way {way}")) for way in range(times) for n in range(count)]
+
+
+def styled(number: int, style: str, truth: str, *replies: str) -> dict[str, object]:
+    """A row that names its grader."""
+    return {
+        "data_source": "t",
+        "prompt": f"Question {number} of {style}",
+        "traces": [{"text": reply} for reply in replies],
+        "reward_model": {"style": style, "ground_truth": truth},
+    }
+
+
+NEAR = {"filters": {"near_duplicates": 0.8}}
+UNVERIFIED = {"require_verified_traces": False}
+STEPS = boxed("step " * 40)
+
+
+def one_trace(*answers: tuple[str, str | None], **more: object) -> Rows:
+    """Rows of these questions and traces."""
+    return [row(question, trace, **more) for question, trace in answers]
+
+
+# fmt: off
+CASES = {  # rows, settings, what is left in each file, what the card says of the source
+    "rows of one problem become one prompt with their traces": (
+        repeated(7, 3), {},
+        {"train": {f"Problem {n}?": [boxed(f"by way {way}") for way in range(3)] for n in range(7)}},
+        {"rows_in": 21, "rows_out": 7, "folded": 14, "traces_out": 21, "repeats": {"3": 7}, "rejected": {}},
+    ),
+    "a row without a new trace and one with another answer are rejected": (
+        [*one_trace(*[("One plus one?", boxed("Easy:"))] * 2, ("one  plus one?", boxed("Easy:"))),
+         row("ONE plus one?", boxed("Hm."), data_source="u"), row("One plus one?", boxed("No,", "3"), answer="3"),
+         row("One plus one?", None)],
+        {}, {"train": {"One plus one?": [boxed("Easy:"), boxed("Hm.")]}},
+        {"rejected": {"duplicate_uid": 2, "duplicate_problem": 1, "duplicate_with_other_answer": 1}, "folded": 1},
+    ),
+    "repeats are rejected where that is asked for": (
+        repeated(3, 2), {"filters": {"repeats": "reject"}},
+        {"train": {f"Problem {n}?": [boxed("by way 0")] for n in range(3)}},
+        {"folded": 0, "rejected": {"duplicate_uid": 3}},
+    ),
+    "a uid that a file gives to two problems is no repeat of either": (
+        [*one_trace(("First?", boxed("a")), ("Second?", boxed("b")), uid="x"), row("Second?", boxed("c"), uid="y")],
+        {}, {"train": {"First?": [boxed("a")], "Second?": [boxed("c")]}},
+        {"rejected": {"duplicate_uid": 1}, "folded": 0},
+    ),
+    "a near-duplicate of a rejected row stays": (
+        [*one_trace(("First?", boxed("a")), (LONG + " end", boxed("b")), uid="x"), row(LONG, boxed("c"))],
+        NEAR, {"train": {"First?": [boxed("a")], LONG: [boxed("c")]}}, {"rejected": {"duplicate_uid": 1}},
+    ),
+    "a repeat of a near-duplicate goes with it": (
+        one_trace(*((LONG + end, boxed(way)) for way in ("a", "b") for end in ("", " end"))),
+        NEAR, {"train": {LONG: [boxed("a"), boxed("b")]}}, {"rejected": {"near_duplicate": 2}, "folded": 1},
+    ),
+    "near-duplicates and equal problems are counted apart": (
+        one_trace(*((text, boxed("a")) for text in (LONG, LONG.upper(), LONG + " end", "another"))),
+        NEAR, {"train": {LONG: [boxed("a")], "another": [boxed("a")]}},
+        {"rejected": {"duplicate_problem": 1, "near_duplicate": 1}},
+    ),
+    "a grader that rows name grades them": (
+        [styled(number, "choice", truth, "The answer is (C)") for number, truth in ((1, "C"), (2, "B"))],
+        {}, {"train": {"Question 1 of choice": ["The answer is (C)"]}}, {"rejected": {"trace_wrong": 1}},
+    ),
+    "a prompt without a trace takes over that of a later row": (
+        one_trace(*((f"Problem {n}?", None) for n in range(6)), ("Problem 2?", boxed("Late."))),
+        {}, {"sft": {"Problem 2?": [boxed("Late.")]}}, {"rows_out": 6},
+    ),
+    "difficulty and correctness are those of all merged traces": (
+        one_trace(("A?", STEPS), ("B?", STEPS), ("A?", boxed("short")), ("B?", WRONG)),
+        {**UNVERIFIED, "filters": {"difficulty": "easy", "difficulty_boundary_tokens": 20}},
+        {"train": {"A?": [STEPS, boxed("short")], "B?": [STEPS, WRONG]},
+         "sft": {"A?": [STEPS, boxed("short")], "B?": [STEPS]}},
+        {"folded": 2},
+    ),
+    "a correct trace that comes by merging counts, and SFT sees correct ones alone": (
+        one_trace(("A?", WRONG), ("A?", boxed("Late.")), ("B?", WRONG)), UNVERIFIED,
+        {"train": {"A?": [WRONG, boxed("Late.")], "B?": [WRONG]}, "sft": {"A?": [boxed("Late.")]},
+         "rl_complement": {"B?": []}},
+        {"folded": 1},
+    ),
+}
+# fmt: on
+
+
+@pytest.mark.parametrize(("rows", "settings", "left", "said"), CASES.values(), ids=CASES)
+def test_rows_in_and_what_is_left_of_them(tmp_path, monkeypatch, rows, settings, left, said):
+    monkeypatch.setattr(parquet, "ROWS_AT_ONCE", 5)
+    card = prepare(tmp_path / "out", train=written(tmp_path / "d.jsonl", rows), **settings)["train"]
+    assert {name: texts(tmp_path / "out", name) for name in left} == left
+    assert {name: card[name] for name in said} == said
+    assert not list((tmp_path / "out").rglob("*.spill.jsonl"))
+
+
 def test_rejected_and_malformed_rows_are_accounted_for(tmp_path, capsys):
     rows = [
-        row("1 + 1", "\\boxed{2}", "2"),
-        row("1 + 1", "\\boxed{2}", "2"),
+        *[row("1 + 1", "\\boxed{2}", "2")] * 2,
         row("1 + 2", "\\boxed{4}", "3"),
         row("1 + 3", "\\boxed{4}" + "1234567890" * 10, "4"),
         {**row("1 + 4", "\\boxed{5}", "5"), "reward_model": {"ground_truth": [5]}},
     ]
-    prepare(tmp_path / "out", train=file_source(tmp_path / "d.jsonl", rows))
-    card = sources_of(tmp_path / "out")["train"]
+    out = tmp_path / "out"
+    card = prepare(out, **{**SMALL, "train": written(tmp_path / "d.jsonl", rows)})["train"]
     assert (card["rows_in"], card["rows_out"], card["quarantined"]) == (5, 1, 1)
     assert card["rejected"] == {"duplicate_uid": 1, "trace_too_long": 1, "trace_wrong": 1}
+    assert card["malformed"] == {"reward_model.ground_truth": 1}
     (longest,) = card["longest_rejected"].values()
-    show_card(tmp_path / "out")
+    show_card(out)
     assert longest > 100 and f"trace too long 1 (up to {longest} tokens)" in capsys.readouterr().out
-    quarantined, *samples = map(json.loads, (tmp_path / "out" / "quarantine.jsonl").read_text().splitlines())
+    quarantined, *samples = map(json.loads, (out / "quarantine.jsonl").read_text().splitlines())
     assert [sample["reason"] for sample in samples if sample["source"] == "train"] == ["trace_wrong", "trace_too_long"]
     assert samples[0]["trace_end"] == "\\boxed{4}"
-    assert (quarantined["source"], quarantined["row"]) == ("train", 5)
-    assert quarantined["field"] == "reward_model.ground_truth"
-    assert card["malformed"] == {"reward_model.ground_truth": 1}
+    found = quarantined["source"], quarantined["row"], quarantined["field"]
+    assert found == ("train", 5, "reward_model.ground_truth")
 
 
-def test_nothing_left_says_how_many_rows_went_for_which_reason(tmp_path):
-    rows = [row("1 + 1", "\\boxed{3}", "2"), row("1" * 50, "\\boxed{2}", "2")]
-    with pytest.raises(DataError, match=r"no row is left of 2: rejected 1 prompt_too_long, 1 trace_wrong") as caught:
-        prepare(tmp_path / "out", train=file_source(tmp_path / "d.jsonl", rows))
-    assert "\n" not in str(caught.value)
-    assert re.search(r"; the longest has 5\d tokens: raise data\.max_prompt_tokens to keep it;", str(caught.value))
+UNMET = ("proof", "notfound", "None", "nan", "inf", "\\frac{1}{")
+"""References that no answer can meet."""
 
 
-def test_nothing_left_says_what_would_help(tmp_path):
-    asked = file_source(tmp_path / "d.jsonl", [row(f"What is 1 + {n}?", "\\boxed{9}", str(n + 1)) for n in range(3)])
-    with pytest.raises(
-        DataError, match=r"rejected 3 in_evaluation_suite; use problems that are not in data\.suites or [^;]*$"
-    ):
-        prepare(tmp_path / "a", train=asked, suites={"same": asked})
-    with pytest.raises(DataError, match=r"rejected 3 trace_wrong; check the reference answers [^;]*_traces: false$"):
-        prepare(tmp_path / "b", train=asked)
+def proofs() -> Rows:
+    return [row(f"Prove {word}.", "\\boxed{1}", word) for word in UNMET]
 
 
-def test_a_training_row_whose_reference_nobody_can_meet_is_rejected_with_the_remedy(tmp_path, caplog):
-    words = ("proof", "notfound", "None", "nan", "inf", "\\frac{1}{")
-    bad = [row(f"Prove {word}.", "\\boxed{1}", word) for word in words]
-    rows = [*bad, row("1 + 1?", None, "#### 2"), row("1 + 2?", "\\boxed{3}", "3"), row("Text?", None, "np.sin(1)")]
+def test_a_training_row_whose_reference_nobody_can_meet_is_rejected_and_listed(tmp_path, caplog):
+    rows = [row("1 + 1?", None, "#### 2"), row("1 + 2?", "\\boxed{3}", "3"), row("Text?", None, "np.sin(1)")]
     rows += [row("1 + 3?", None, '{"ground_truth": "4"}'), row("Empty?", None, "")]
-    prepare(tmp_path / "out", train=file_source(tmp_path / "d.jsonl", rows), rejected_samples=9)
-    card = sources_of(tmp_path / "out")["train"]
+    out = tmp_path / "out"
+    card = prepare(out, train=written(tmp_path / "d.jsonl", proofs() + rows), rejected_samples=9)["train"]
     assert (card["rows_out"], card["quarantined"], card["rejected"]) == (4, 1, {"reference_fails": 6})
     assert card["golds"] == {"fails": 6, "meets_itself": 3, "text_alone": 1}
-    shown = map(json.loads, (tmp_path / "out" / "quarantine.jsonl").read_text().splitlines())
-    found = [line["ground_truth"] for line in shown if line.get("reason") == "reference_fails"]
-    assert tuple(found) == words
-    assert "train: 6 reference answers are not graded correct" in caplog.text and "(fields.answer)" in caplog.text
-    left = {path.name: len(read_prompts(path)) for path in (tmp_path / "out").glob("*.parquet")}
-    assert (left["train.parquet"], left["rl_complement.parquet"]) == (4, 3)
-    with pytest.raises(DataError, match=r"rejected 6 reference_fails; give problems with an answer, name the column"):
-        prepare(tmp_path / "none", train=file_source(tmp_path / "b.jsonl", bad))
+    shown = map(json.loads, (out / "quarantine.jsonl").read_text().splitlines())
+    assert tuple(line["ground_truth"] for line in shown if line.get("reason") == "reference_fails") == UNMET
+    assert "train: 6 reference answers" in caplog.text and "(fields.answer)" in caplog.text
+    assert (len(prompts_in(out)), len(prompts_in(out, "rl_complement"))) == (4, 3)
 
 
-def test_rl_after_sft_without_a_prompt_left_is_refused_before_anything_is_trained(tmp_path):
-    with pytest.raises(DataError, match=r"data\.rl: the complement is empty, .* lower data\.sft\.unique_train_exampl"):
-        prepare(tmp_path / "all", rl="complement")
-    prepare(tmp_path / "some", rl="complement", sft={"unique_train_examples": 20})
-    assert len(read_prompts(tmp_path / "some" / "rl_complement.parquet")) == 10
+def test_references_of_a_suite_that_cannot_be_met_are_listed_by_uid(tmp_path, caplog):
+    rows = [row("A?", None, "\\frac{1}{2"), row("B?", None, "np.arcsin(10/13)"), row("C?", None, "3")]
+    with caplog.at_level(logging.WARNING):
+        card = prepare(tmp_path / "out", suites={"s": written(tmp_path / "d.jsonl", rows)})["suites.s"]
+    assert card["golds"] == {"fails": 1, "meets_itself": 1, "text_alone": 1}
+    uids = {prompt.messages[0].content: prompt.uid for prompt in prompts_in(tmp_path / "out", "suites/s")}
+    listed = {(each["uid"], each["finding"]) for each in card["gold_findings"]}
+    assert listed == {(uids["A?"], "fails"), (uids["B?"], "text_alone")}
+    assert "1 reference answers" in caplog.text and uids["A?"] in caplog.text
+    assert uids["B?"] in (tmp_path / "out" / "card.md").read_text() and "arcsin" not in caplog.text
 
 
-def test_a_suite_keeps_its_long_problems(tmp_path):
-    rows = [row("1 + 1", "\\boxed{2}", "2"), row("1" * 90, "\\boxed{2}", "2")]
-    suite = file_source(tmp_path / "suite.jsonl", rows)
-    prepare(tmp_path / "out", suites={"long": suite})
-    kept = read_prompts(tmp_path / "out" / "suites" / "long.parquet")
-    assert [prompt.messages[-1].content for prompt in kept] == ["1 + 1", "1" * 90]
+def test_a_suite_keeps_its_long_problems_and_asks_each_once(tmp_path):
+    rows = [row(f"Problem {n % 3}?", None, data_source="aime") for n in range(12)] + [row("1" * 5001, None, "n+1")]
+    suites = {"s": written(tmp_path / "d.jsonl", rows)}
+    card = prepare(tmp_path / "out", suites=suites, max_prompt_tokens=48)["suites.s"]
+    assert list(texts(tmp_path / "out", "suites/s")) == [*(f"Problem {n}?" for n in range(3)), "1" * 5001]
+    assert (card["folded"], card["repeats"], card["rejected"]) == (9, {"4": 3}, {})
+    assert card["golds"] == {"meets_itself": 4}
 
 
-def test_a_grader_that_rows_name_grades_them(tmp_path):
-    rows = [row("Which?", "The answer is (C)", "C"), row("Or?", "The answer is (C)", "B")]
-    for one in rows:
-        one["reward_model"]["style"] = "choice"  # type: ignore[index]
-    prepare(tmp_path / "a", train=file_source(tmp_path / "rows.jsonl", rows))
-    (kept,) = read_prompts(tmp_path / "a" / "train.parquet")
-    assert (kept.ground_truth, kept.grader) == ("C", "choice")
+@needs_datasets
+@pytest.mark.slow
+def test_the_published_evaluation_file_of_luffy_is_folded_and_its_references_are_sound(tmp_path):
+    source = {"kind": "file", "path": str(DATASETS / "luffy_eval" / "valid.all.parquet")}
+    card = prepare(tmp_path / "out", suites={"luffy": source})["suites.luffy"]
+    assert (card["rows_in"], card["rows_out"], card["folded"]) == (6023, 1590, 4433)
+    assert card["repeats"] == {"32": 143} and card["rejected"] == {}
+    assert card["golds"] == {"meets_itself": 1581, "text_alone": 9}
 
 
 def test_the_system_prompt_stands_before_prompts_that_have_none(tmp_path):
-    own = {"role": "system", "content": "mine"}
-    rows = [row("1 + 1", "\\boxed{2}", "2"), row("2 + 1", "\\boxed{3}", "3")]
-    rows[1]["prompt"] = [own, {"role": "user", "content": "2 + 1"}]
-    prepare(tmp_path / "out", train=file_source(tmp_path / "d.jsonl", rows), system_prompt="think")
-    prompts = read_prompts(tmp_path / "out" / "train.parquet")
-    assert [prompt.messages[0].content for prompt in prompts] == ["think", "mine"]
-    source = file_source(tmp_path / "d.jsonl", rows)
-    prepare(tmp_path / "new", train=source, system_prompt="think", remove_system=True)
-    replaced = read_prompts(tmp_path / "new" / "train.parquet")
-    assert [[m.content for m in prompt.messages] for prompt in replaced] == [["think", "1 + 1"], ["think", "2 + 1"]]
-    assert [prompt.uid for prompt in replaced] == [prompt.uid for prompt in prompts]
+    rows = [row("1 + 1", "\\boxed{2}"), row("2 + 1", "\\boxed{3}", "3")]
+    rows[1]["prompt"] = [{"role": "system", "content": "mine"}, {"role": "user", "content": "2 + 1"}]
+    source, found = written(tmp_path / "d.jsonl", rows), {}
+    for name, removes in (("own", False), ("new", True)):
+        prepare(tmp_path / name, train=source, system_prompt="think", remove_system=removes)
+        found[name] = prompts_in(tmp_path / name)
+    for name, systems in {"own": ["think", "mine"], "new": ["think", "think"]}.items():
+        shown = [[message.content for message in prompt.messages] for prompt in found[name]]
+        assert shown == [[systems[0], "1 + 1"], [systems[1], "2 + 1"]]
+    assert [prompt.uid for prompt in found["own"]] == [prompt.uid for prompt in found["new"]]
 
 
 def test_the_tokenizer_of_a_given_model_is_kept(tmp_path):
     build_tokenizer(["0123456789 +-=r<>/think\\boxed{}Q"]).save_pretrained(tmp_path / "model")
-    prepare(tmp_path / "out", model_path=str(tmp_path / "model"), corpus=None)
+    prepared(tmp_path / "out", **SMALL | {"model_path": str(tmp_path / "model"), "corpus": None})
     assert "Q" in load_tokenizer(tmp_path / "out" / "tokenizer").get_vocab()
 
 
 def test_the_program_and_its_workers_load_without_torch():
     code = "import sys, luffy.stages.prepare_data; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+# Splits.
+
+SPLITS = ("train", "sft", "rl_complement", "validation")
+
+
+def test_the_splits_share_the_prompts_out_and_no_problem_comes_back_by_a_row_that_lost_its_trace(tmp_path):
+    rows = [row(f"{n} + 1 = ?", boxed("a")) for n in range(10)]
+    spaces = itertools.cycle(["  ", "   "])
+    rows += [row(f"{n} + 1{next(spaces)}= ?", WRONG) for n in [*range(10), 77, 77]]
+    source, view = written(tmp_path / "d.jsonl", rows), {"unique_train_examples": 4}
+    prepare(tmp_path, train=source, sft=view, validation_prompts=3)
+    train, sft, complement, validation = ({problem_key(p.messages) for p in prompts_in(tmp_path, n)} for n in SPLITS)
+    assert [len(each) for each in (train, sft, complement, validation)] == [7, 4, 4, 3]  # three of train, and 77 + 1
+    assert sft <= train and len(sft | complement | validation) == 11
+    assert not any(prompt.traces for prompt in prompts_in(tmp_path, "rl_complement"))
+
+
+def test_uids_are_compared_to_their_last_character(tmp_path):
+    uids = ["x", "x\0", "x\0\0", "x" * 5000]
+    rows = [row(f"Problem {uid!r}?", boxed("a"), uid=uid) for uid in uids]
+    card = prepare(tmp_path / "out", train=written(tmp_path / "d.jsonl", rows), sft={"unique_train_examples": 2})
+    train, sft, complement = ({p.uid for p in prompts_in(tmp_path / "out", name)} for name in SPLITS[:3])
+    assert (card["train"]["rejected"], train) == ({}, set(uids))
+    assert sft | complement == set(uids) and not sft & complement
+
+
+@pytest.mark.parametrize(("view", "in_sft"), [("all", 5), (3, 3)])
+def test_a_prompt_without_a_correct_trace_is_not_lost_between_sft_and_the_complement(tmp_path, view, in_sft):
+    rows = [row(f"Problem {n}?", WRONG if n % 2 else boxed("a")) for n in range(10)]
+    source = written(tmp_path / "d.jsonl", rows)
+    prepare(tmp_path, train=source, sft={"unique_train_examples": view}, **UNVERIFIED)
+    sft, complement = (prompts_in(tmp_path, name) for name in ("sft", "rl_complement"))
+    assert (len(sft), len({prompt.uid for prompt in [*sft, *complement]})) == (in_sft, 10)
+    assert all(trace.verified for prompt in sft for trace in prompt.traces)
+
+
+def test_the_complement_holds_no_near_duplicate_of_another_split_or_of_itself(tmp_path):
+    long = [" ".join(f"{letter}{n}" for n in range(60)) for letter in "abcd"]
+    rows = [row(text, boxed("right")) for text in long[:3]]
+    rows += [row(text + end, WRONG) for text in long for end in (" end", " ends")]
+    view = {"validation_prompts": 1, "sft": {"unique_train_examples": 1}}
+    common = {"train": written(tmp_path / "d.jsonl", rows), **view}
+    prepare(tmp_path / "out", **NEAR, **common)
+    (left,) = set(texts(tmp_path / "out", "rl_complement")) - {*long}
+    assert left == long[3] + " end"
+    prepare(tmp_path / "all", **common)
+    assert len(prompts_in(tmp_path / "all", "rl_complement")) == 9
+
+
+def test_easy_and_hard_are_the_two_sides_of_the_median(tmp_path):
+    source = written(tmp_path / "d.jsonl", [row(f"{n}?", boxed("a " * (8 * n + 1))) for n in range(9)])
+    found = {}
+    for side in ("easy", "hard"):
+        prepare(tmp_path / side, train=source, filters={"difficulty": side})
+        found[side] = set(texts(tmp_path / side))
+    assert len(found["easy"] | found["hard"]) == 9 and not found["easy"] & found["hard"]
+    assert abs(len(found["easy"]) - len(found["hard"])) <= 2
+
+
+def test_only_the_rows_asked_for_are_read(tmp_path):
+    rows = [row(f"Problem {n}?", boxed("x"), data_source="abc"[n % 3], level=n % 2) for n in range(12)]
+    suites = {
+        "a": written(tmp_path / "d.jsonl", rows, only={"data_source": "a"}),
+        "ab": written(tmp_path / "d.jsonl", rows, only={"data_source": ["a", "b"], "level": 1}, max_rows=3),
+    }
+    prepare(tmp_path / "out", suites=suites)
+    assert list(texts(tmp_path / "out", "suites/a")) == [f"Problem {n}?" for n in (0, 3, 6, 9)]
+    assert list(texts(tmp_path / "out", "suites/ab")) == [f"Problem {n}?" for n in (1, 3, 7)]
+
+
+# Refusals.
+
+FIVE = one_trace(*((f"Problem {n}?", boxed("a")) for n in range(5)))
+SIX_CORRECT = {"sft": {"unique_train_examples": 6}, **UNVERIFIED}
+
+
+@pytest.mark.parametrize(("rows", "source", "settings", "named"), [
+    (one_trace(("1 + 1", boxed("", "3")), ("1" * 50, boxed(""))), {}, SMALL,
+     ("of 2", "1 prompt_too_long", "1 trace_wrong", "the longest has 5", "data.max_prompt_tokens")),
+    (FIVE, {}, {"suites": "train"}, ("5 in_evaluation_suite", "data.suites")),
+    (one_trace(("A?", WRONG)), {}, {}, ("1 trace_wrong", "require_verified_traces: false")),
+    (proofs(), {}, {}, ("6 reference_fails", "column")),
+    (FIVE, {}, {"rl": "complement"}, ("data.rl", "complement", "data.sft.unique_train_examples")),
+    (FIVE, {}, {"sft": {"unique_train_examples": 99}}, ("data.sft.unique_train_examples", "99", "5 training")),
+    ([*FIVE, row("More?", WRONG)], {}, SIX_CORRECT, ("6 asked for", "5 training prompts have a correct trace")),
+    (FIVE, {}, {"validation_prompts": 5}, ("data.validation_prompts", "5 of the 5")),
+    (FIVE, {"only": {"data_source": "amc"}}, {}, ("{'data_source': 'amc'}", "data_source is t")),
+])  # fmt: skip
+def test_what_cannot_be_prepared_is_refused_with_the_numbers_and_the_remedy(tmp_path, rows, source, settings, named):
+    train = written(tmp_path / "d.jsonl", rows, **source)
+    data = {**settings, "train": train}
+    if settings.get("suites") == "train":
+        data["suites"] = {"same": train}
+    with refused(*named, error=DataError):
+        prepare(tmp_path / "out", **data)
+
+
+# What must not be shown, and what is checked.
+
+
+def test_nothing_is_shown_of_a_confidential_source(tmp_path, caplog):
+    choices = {"correct": "r", "incorrect": ["w"]}
+    fields = {"data_source": "quiz", "problem": "q", "choices": choices, "traces": [{"column": "t"}]}
+    rows = [{"q": f"hush {n}", "r": "hush right", "w": f"hush {n}", "t": boxed("hush", "A")} for n in range(20)]
+    rows += [{"q": ["hush"], "r": "x", "w": "y"}, {"q": "hush", "r": ["hush"], "w": 1}]
+    source = written(tmp_path / "d.jsonl", rows, fields=fields, confidential=True)
+    train, out = {**source, "max_rows": 22}, tmp_path / "out"
+    with caplog.at_level(logging.DEBUG):
+        prepare(out, train=train, suites={"s": {**source, "only": {"q": "hush 1"}}})
+    shown = [path.read_text() for path in out.glob("*.*") if path.suffix in (".json", ".jsonl", ".md")]
+    assert "hush" not in "".join(shown) + caplog.text
+    quarantined = [json.loads(line) for line in (out / "quarantine.jsonl").read_text().splitlines()]
+    assert [line["field"] for line in quarantined if line["source"] == "train" and "field" in line] == ["q[0]", "r"]
+    assert any(line.get("reason") == "trace_wrong" and line["problem"] == "" for line in quarantined)
+    assert all(prompt.extra_info["confidential"] is True for prompt in prompts_in(out))
+
+
+@pytest.mark.parametrize(("only", "named"), [({}, r"row 1, field q\[0\]"), ({"only": {"a": "2"}}, "no row matches")])
+def test_a_confidential_source_that_cannot_be_used_says_no_more_than_where(tmp_path, only, named):
+    fields = {"data_source": "d", "problem": "q", "answer": {"column": "a"}}
+    rows = [{"q": ["hush"], "a": "hush"}]
+    source = written(tmp_path / "d.jsonl", rows, fields=fields, confidential=True, **only)
+    with pytest.raises(DataError, match=named) as caught:
+        prepare(tmp_path / "out", suites={"s": source})
+    assert "hush" not in str(caught.value)
+
+
+def test_the_card_names_what_was_and_was_not_checked(tmp_path):
+    bench, out = tmp_path / "bench.jsonl", tmp_path / "out"
+    bench.write_text(json.dumps({"q": "Secret  problem", "a": "2"}))
+    fields = {"data_source": "b", "problem": "q", "answer": {"column": "a"}}
+    rows = [row("Problem?", boxed("a")), row("secret problem", boxed("a"))]
+    benchmarks = {"math500": {"kind": "file", "path": str(bench), "fields": fields}}
+    prepare(out, train=written(tmp_path / "d.jsonl", rows), decontamination={"benchmarks": benchmarks})
+    card = json.loads((out / "card.json").read_text())
+    assert card["benchmarks"]["checked"] == {"small": 4, "math500": 1}
+    assert "aime24" in card["benchmarks"]["not_checked"] and "math500" not in card["benchmarks"]["not_checked"]
+    (hit,) = card["sources"]["train"]["hits"]
+    assert (hit["where"], hit["benchmark"], hit["row"]) == ("prompt", "math500", 1)
+    assert "secret" not in (out / "quarantine.jsonl").read_text()
+    assert card["sources"]["train"]["prompt_histogram"]
+    for path in out.glob("*.parquet"):
+        assert set(card["outputs"][path.name]) == {"rows", "bytes", "sha256"}
+    assert "not checked: aime24" in (out / "card.md").read_text()
+
+
+# Rows that name their graders, judged in the processes of the stage.
+
+OWN = "def even(data_source, solution_str, ground_truth, extra_info=None):\n    return int(solution_str) % 2 == 0\n"
+
+
+@pytest.fixture
+def judge() -> Iterator[Endpoint]:
+    """Takes `yes` for right."""
+
+    def verdict(path, body):
+        is_right = "[Answer]\nyes" in body["messages"][0]["content"]
+        return completion(f"VERDICT: {'CORRECT' if is_right else 'INCORRECT'}")
+
+    endpoint = Endpoint(verdict, (CHAT,))
+    yield endpoint
+    endpoint.close()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [1, 2])
+def test_every_kind_of_grader_works_in_every_process(tmp_path, monkeypatch, judge, workers):
+    monkeypatch.setattr(parquet, "ROWS_AT_ONCE", 4)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "own_graders.py").write_text(OWN)
+    named = {
+        "parity": {"kind": "custom", "function": "own_graders:even"},
+        "asked": {"kind": "judge", "url": f"{judge.url}/v1", "model": "m"},
+    }
+    graded = {  # style: reference, a wrong reply, a right one
+        "rule": ("2", "\\boxed{3}", "\\boxed{2}"),
+        "choice": ("C", "The answer is (B)", "The answer is (C)"),
+        "parity": ("even", "5", "4"),
+        "asked": ("yes", "no", "yes"),
+    }
+    rows = [styled(n, style, *texts) for n in range(3) for style, texts in graded.items()]
+    source, out = written(tmp_path / "rows.jsonl", rows), tmp_path / "out"
+    prepared(out, workers, GradingConfig.model_validate_json(json.dumps({"named": named})), train=source)
+    expected = [(None if style == "rule" else style, [texts[-1]]) for style, texts in graded.items()] * 3
+    assert [(prompt.grader, [trace.text for trace in prompt.traces]) for prompt in prompts_in(out)] == expected
+    assert len(judge.asked) == 6 == len(list((out / JUDGE_CACHE).glob("*.json")))
+    rows = [styled(n, "prose" if n == 9 else "rule", "2", "\\boxed{2}") for n in range(12)]
+    with refused("data.train", "reward_model.style", "prose", error=DataError):
+        prepared(tmp_path / "other", workers, train=written(tmp_path / "others.jsonl", rows))

@@ -1,7 +1,5 @@
-"""Shards, splits, resumption and the formats that leave the house."""
+"""Shards, processes, what an interrupted preparation continues, and the format that leaves the house."""
 
-import itertools
-import json
 import signal
 import subprocess
 import sys
@@ -13,51 +11,23 @@ import pyarrow.parquet as pq
 import pytest
 from support.installed import DATASETS, needs_datasets
 from support.patience import wait_until
-from synthetic.preparation import prepare, sources_of
+from synthetic.preparation import prepare, row, sources_of, written
 
 import luffy.data.parquet as parquet
 from luffy.data import shards
 from luffy.data.parquet import read_prompts
-from luffy.data.schema import problem_key
 from luffy.data.shards import filter_shard
 from luffy.data.splits import LUFFY_SCHEMA
-from luffy.errors import DataError, LostError
+from luffy.errors import LostError
 from luffy.stages.program import StageResult
 
-SYSTEM = "Put your thoughts between <think> and </think>."
 
-
-def luffy_row(number: int, *, answer: int | None = None) -> dict[str, object]:
-    """As in the original project's training file: its columns, its order inside the structs."""
-    reply = f"<think>\n{number} + 1 = {number + 1}\n</think>\n\\boxed{{{number + 1 if answer is None else answer}}}"
-    return {
-        "data_source": "",
-        "prompt": [{"content": SYSTEM, "role": "system"}, {"content": f"{number} + 1 = ?", "role": "user"}],
-        "target": [{"content": reply, "role": "assistant"}],
-        "ability": "math",
-        "reward_model": {"ground_truth": str(number + 1), "style": "rule"},
-        "extra_info": {"index": number, "split": "default"},
-    }
-
-
-def write(path: Path, rows: list[dict[str, object]]) -> dict[str, object]:
-    pq.write_table(pa.Table.from_pylist(rows, LUFFY_SCHEMA), path)
-    return {"kind": "file", "path": str(path), "author": "r1"}
-
-
-class _Deadly:
-    """Kills the process that unpickles it."""
-
-    def __reduce__(self):
-        return eval, ("__import__('os').kill(__import__('os').getpid(), 9)",)
-
-
-@pytest.mark.usefixtures("small_shards")
-def test_a_worker_that_is_killed_is_a_lost_process(tmp_path, monkeypatch):
-    source = write(tmp_path / "d.parquet", [luffy_row(n) for n in range(45)])
-    monkeypatch.setattr(shards.FilterJob, "__reduce__", _Deadly.__reduce__)
-    with pytest.raises(LostError, match=r"lower execution\.data_workers"):
-        prepare(tmp_path / "out", 2, train=source)
+def rows_of(count: int, problems: int) -> list[dict[str, object]]:
+    """Rows of so many problems; every seventh has a wrong trace."""
+    return [
+        row(f"{n % problems} + 1 = ?", f"<think>way {n}</think> \\boxed{{{1 if n % 7 == 6 else n % problems + 1}}}",
+            str(n % problems + 1)) for n in range(count)
+    ]  # fmt: skip
 
 
 def contents(out: Path, result: StageResult) -> dict[str, bytes]:
@@ -69,15 +39,26 @@ def small_shards(monkeypatch) -> None:
     monkeypatch.setattr(parquet, "ROWS_AT_ONCE", 10)
 
 
+class _Deadly:
+    """Kills the process that unpickles it."""
+
+    def __reduce__(self):
+        return eval, ("__import__('os').kill(__import__('os').getpid(), 9)",)
+
+
+@pytest.mark.usefixtures("small_shards")
+def test_a_worker_that_is_killed_is_a_lost_process(tmp_path, monkeypatch):
+    monkeypatch.setattr(shards.FilterJob, "__reduce__", _Deadly.__reduce__)
+    with pytest.raises(LostError, match=r"lower execution\.data_workers"):
+        prepare(tmp_path / "out", 2, train=written(tmp_path / "d.jsonl", rows_of(45, 45)))
+
+
 @pytest.mark.slow
 @pytest.mark.usefixtures("small_shards")
 def test_rows_do_not_depend_on_the_number_of_processes(tmp_path):
     """Not even where those of one problem, in several shards, are merged."""
-    rows = [luffy_row(n % 50, answer=1 if n % 7 == 0 else None) for n in range(60)]
-    for number, row in enumerate(rows):
-        row["target"][0]["content"] = row["target"][0]["content"].replace("<think>\n", f"<think>\nway {number}: ")  # type: ignore[index]
     asked = {
-        "train": write(tmp_path / "d.parquet", rows),
+        "train": written(tmp_path / "d.jsonl", rows_of(60, 50)),
         "validation_prompts": 5,
         "filters": {"near_duplicates": 0.9},
         "sft": {"unique_train_examples": 4},
@@ -88,201 +69,43 @@ def test_rows_do_not_depend_on_the_number_of_processes(tmp_path):
     assert sources_of(tmp_path / "one")["train"]["folded"] > 0
 
 
-def interrupt_at_the_fourth_shard(monkeypatch, out: Path, **asked) -> list[tuple[str, int]]:
-    """Returns the shards that this attempt and later ones begin."""
-    work, begun = filter_shard, []
+def interrupt(patch: pytest.MonkeyPatch, at: tuple[str, int], out: Path, **asked: object) -> list[tuple[str, int]]:
+    """Interrupt the stage at a shard; returns those that this attempt and later ones begin."""
+    begun = list[tuple[str, int]]()
 
     def interrupted(self, index, rows, folder, grader):
         begun.append((folder.name, index))
-        if len(begun) == 4:
+        if begun[-1] == at and begun.count(at) == 1:
             raise KeyboardInterrupt
-        work(self, index, rows, folder, grader)
+        filter_shard(self, index, rows, folder, grader)
 
-    monkeypatch.setattr("luffy.data.shards.filter_shard", interrupted)
+    patch.setattr("luffy.data.shards.filter_shard", interrupted)
     with pytest.raises(KeyboardInterrupt):
         prepare(out, **asked)
     return begun
 
 
 @pytest.mark.usefixtures("small_shards")
-def test_what_was_interrupted_continues_behind_its_last_shard(tmp_path, monkeypatch):
-    source = write(tmp_path / "d.parquet", [luffy_row(n) for n in range(45)])
-    undisturbed = contents(tmp_path / "a", prepare(tmp_path / "a", train=source))
-    begun = interrupt_at_the_fourth_shard(monkeypatch, tmp_path / "b", train=source)
-    result = prepare(tmp_path / "b", train=source)
-    assert begun == [("train", n) for n in (0, 1, 2, 3, 3, 4)] + [("suites.small", 0)]
-    assert contents(tmp_path / "b", result) == undisturbed
-    assert result.scratch == ("shards",)
-
-
-@pytest.mark.slow
-def test_a_killed_program_continues_and_leaves_no_process(tmp_path, monkeypatch):
-    source = write(tmp_path / "d.parquet", [luffy_row(n) for n in range(4_000)])
-    script = tmp_path / "prepare.py"
-    script.write_text(
-        "import sys; sys.path[:0] = sys.argv[2:]\n"
-        "from pathlib import Path\n"
-        "from luffy.data import parquet\n"
-        "from synthetic.preparation import prepare\n"
-        "parquet.ROWS_AT_ONCE = 500\n"
-        "if __name__ == '__main__':\n"
-        f"    prepare(Path(sys.argv[1]), 2, train={source})\n"
-    )
-    root = Path(__file__).parents[3]
-    command = [sys.executable, script, tmp_path / "out", root, root / "tests"]
-    killed = subprocess.Popen(command)
-    shards = tmp_path / "out" / "shards" / "train"
-    wait_until(lambda: list(shards.glob("*.json")))
-    children = [child.pid for child in psutil.Process(killed.pid).children(recursive=True)]
-    killed.send_signal(signal.SIGKILL)
-    killed.wait()
-    finished = {path.name: path.stat().st_mtime_ns for path in shards.glob("*.json")}
-    assert finished and children
-    wait_until(lambda: not [pid for pid in children if Path(f"/proc/{pid}").exists()])
-    monkeypatch.setattr(parquet, "ROWS_AT_ONCE", 500)
-    prepare(tmp_path / "out", 2, train=source)
-    assert len(list(shards.glob("*.json"))) == 8
-    assert {name: (shards / name).stat().st_mtime_ns for name in finished} == finished
-    assert pq.read_metadata(tmp_path / "out" / "train.parquet").num_rows == 4_000
-
-
-def test_a_luffy_file_comes_back_with_the_same_columns_and_nesting(tmp_path):
-    rows = [luffy_row(n) for n in range(20)]
-    source = write(tmp_path / "d.parquet", rows)
-    prepare(tmp_path / "out", train=source, luffy_parquet=True)
-    written = pq.read_table(tmp_path / "out" / "train.luffy.parquet")
-    assert written.schema.remove_metadata() == pq.read_schema(tmp_path / "d.parquet").remove_metadata()
-    assert written.to_pylist() == rows
-    again = {**source, "path": str(tmp_path / "out" / "train.luffy.parquet")}
-    prepare(tmp_path / "again", train=again)
-    one, other = (read_prompts(tmp_path / name / "train.parquet") for name in ("out", "again"))
-    assert one == other
-
-
-@needs_datasets
-def test_the_published_evaluation_file_comes_back_row_by_row(tmp_path):
-    path = DATASETS / "luffy_eval" / "valid.all.parquet"
-    train = {"kind": "file", "path": str(path), "max_rows": 700}
-    prepare(tmp_path, train=train, luffy_parquet=True, max_prompt_tokens=5000)
-    original = {}
-    for row in pq.read_table(path).slice(0, 700).to_pylist():
-        row.pop("__index_level_0__")
-        original.setdefault(row["prompt"][-1]["content"].strip().casefold(), row)
-    written = pq.read_table(tmp_path / "train.luffy.parquet")
-    for name in ("prompt", "reward_model", "extra_info"):
-        assert written.schema.field(name).type == pq.read_schema(path).field(name).type
-    for row in written.to_pylist():
-        assert {**row, "target": []} == {**original[row["prompt"][-1]["content"].strip().casefold()], "target": []}
-    assert len(written) > 400
-
-
-def test_the_splits_share_the_prompts_out(tmp_path):
-    rows = [luffy_row(n, answer=0 if n % 10 == 9 else None) for n in range(40)]
-    view = {"unique_train_examples": 12}
-    prepare(tmp_path, train=write(tmp_path / "d.parquet", rows), sft=view, validation_prompts=6)
-    names = ("train", "sft", "rl_complement", "validation")
-    train, sft, complement, validation = ({p.uid for p in read_prompts(tmp_path / f"{name}.parquet")} for name in names)
-    assert (len(train), len(sft), len(complement), len(validation)) == (30, 12, 22, 6)
-    assert sft <= train and not validation & (train | complement) and not sft & complement
-    assert len(sft | complement) == 34  # with the four whose trace is wrong
-    assert not any(prompt.traces for prompt in read_prompts(tmp_path / "rl_complement.parquet"))
-
-
-def test_sft_sees_correct_traces_alone_where_rl_keeps_all(tmp_path):
-    rows = [luffy_row(n, answer=0 if n % 2 else None) for n in range(1, 11)]
-    prepare(tmp_path, train=write(tmp_path / "d.parquet", rows), require_verified_traces=False)
-    assert len(read_prompts(tmp_path / "train.parquet")) == 10
-    assert [p.traces[0].verified for p in read_prompts(tmp_path / "sft.parquet")] == [True] * 5
-
-
-def test_easy_and_hard_are_the_two_sides_of_the_median(tmp_path):
-    rows = [luffy_row(10**n) for n in range(9)]
-    found = {}
-    for side in ("easy", "hard"):
-        source = write(tmp_path / "d.parquet", rows)
-        prepare(tmp_path / side, train=source, filters={"difficulty": side})
-        found[side] = {p.uid for p in read_prompts(tmp_path / side / "train.parquet")}
-    assert len(found["easy"] | found["hard"]) == 9 and not found["easy"] & found["hard"]
-    assert abs(len(found["easy"]) - len(found["hard"])) <= 2
-
-
-def test_the_card_names_what_was_and_was_not_checked(tmp_path):
-    contaminated = {**luffy_row(1), "prompt": [{"role": "user", "content": "secret problem"}]}
-    bench = tmp_path / "bench.jsonl"
-    bench.write_text(json.dumps({"q": "Secret  problem", "a": "2"}))
-    fields = {"data_source": "b", "problem": "q", "answer": {"column": "a"}}
-    result = prepare(
-        tmp_path / "out",
-        train=write(tmp_path / "d.parquet", [luffy_row(5), contaminated]),
-        decontamination={"benchmarks": {"math500": {"kind": "file", "path": str(bench), "fields": fields}}},
-    )
-    card = json.loads((tmp_path / "out" / "card.json").read_text())
-    assert card["benchmarks"]["checked"] == {"small": 4, "math500": 1}
-    assert "aime24" in card["benchmarks"]["not_checked"] and "math500" not in card["benchmarks"]["not_checked"]
-    (hit,) = card["sources"]["train"]["hits"]
-    assert (hit["where"], hit["benchmark"], hit["row"]) == ("prompt", "math500", 1)
-    assert "secret" not in (tmp_path / "out" / "quarantine.jsonl").read_text()
-    assert card["sources"]["train"]["prompt_histogram"]
-    for name in result.outputs:
-        if name.endswith(".parquet"):
-            assert set(card["outputs"][name]) == {"rows", "bytes", "sha256"}
-    assert "not checked: aime24" in (tmp_path / "out" / "card.md").read_text()
-
-
-def test_near_duplicates_and_equal_problems_are_counted_apart(tmp_path):
-    long = " ".join(f"w{n}" for n in range(60))
-    texts = [long, long.upper(), long + " end", "another"]
-    rows = [{**luffy_row(1), "prompt": [{"role": "user", "content": text}]} for text in texts]
-    prepare(tmp_path, train=write(tmp_path / "d.parquet", rows), filters={"near_duplicates": 0.8})
-    card = sources_of(tmp_path)["train"]
-    assert card["rejected"] == {"duplicate_problem": 1, "near_duplicate": 1}
-    assert card["rows_out"] == 2
-
-
 @pytest.mark.parametrize(
-    ("changes", "reason"),
+    ("at", "problems", "later"),
     [
-        ({"sft": {"unique_train_examples": 99}}, "data.sft.unique_train_examples: 99 asked for, 5 training prompts"),
-        ({"validation_prompts": 5}, "data.validation_prompts: 5 of the 5 training prompts would leave none"),
+        (("train", 3), 45, [("train", 3), ("train", 4), ("suites.small", 0)]),
+        # While those of one problem are being merged, which happens once.
+        (("suites.small", 0), 15, [("suites.small", 0)]),
     ],
 )
-def test_what_cannot_be_cut_out_is_refused(tmp_path, changes, reason):
-    source = write(tmp_path / "d.parquet", [luffy_row(n) for n in range(5)])
-    with pytest.raises(DataError, match=reason):
-        prepare(tmp_path / "out", train=source, **changes)
-
-
-@pytest.mark.parametrize(("view", "in_sft"), [("all", 5), (3, 3)])
-def test_a_prompt_without_a_correct_trace_is_not_lost_between_sft_and_the_complement(tmp_path, view, in_sft):
-    rows = [luffy_row(n, answer=0 if n % 2 else None) for n in range(1, 11)]
-    common = {"train": write(tmp_path / "d.parquet", rows), "require_verified_traces": False}
-    prepare(tmp_path, sft={"unique_train_examples": view}, **common)
-    sft, complement = (read_prompts(tmp_path / f"{name}.parquet") for name in ("sft", "rl_complement"))
-    assert (len(sft), len({prompt.uid for prompt in [*sft, *complement]})) == (in_sft, 10)
-    assert all(trace.verified for prompt in sft for trace in prompt.traces)
-    with pytest.raises(DataError, match="6 asked for, 5 training prompts have a correct trace"):
-        prepare(tmp_path / "more", sft={"unique_train_examples": 6}, **common)
-
-
-def test_a_correct_trace_that_comes_by_merging_counts(tmp_path):
-    rows = [luffy_row(1, answer=0), luffy_row(1), luffy_row(2, answer=0)]
-    prepare(tmp_path, train=write(tmp_path / "d.parquet", rows), require_verified_traces=False)
-    (one,) = read_prompts(tmp_path / "sft.parquet")
-    assert (one.messages[-1].content, len(one.traces)) == ("1 + 1 = ?", 1)
-    assert [p.messages[-1].content for p in read_prompts(tmp_path / "rl_complement.parquet")] == ["2 + 1 = ?"]
-
-
-def test_no_problem_of_another_split_comes_back_by_a_row_that_lost_its_trace(tmp_path):
-    rows = [luffy_row(n) for n in range(10)]
-    again = [luffy_row(n, answer=0) for n in [*range(10), 77, 77]]
-    for row, spaces in zip(again, itertools.cycle([" ", "  "])):
-        row["prompt"][1]["content"] = row["prompt"][1]["content"].replace("=", f"{spaces}=")  # type: ignore[index]
-    view = {"unique_train_examples": 4}
-    prepare(tmp_path, train=write(tmp_path / "d.parquet", rows + again), sft=view, validation_prompts=3)
-    names = ("sft", "rl_complement", "validation")
-    problems = [[problem_key(p.messages) for p in read_prompts(tmp_path / f"{name}.parquet")] for name in names]
-    assert [len(found) for found in problems] == [4, 4, 3]  # three of train, and 77 + 1
-    assert len({problem for found in problems for problem in found}) == 11
+def test_what_was_interrupted_continues_behind_its_last_shard(tmp_path, monkeypatch, at, problems, later):
+    source, out = written(tmp_path / "d.jsonl", rows_of(45, problems)), tmp_path / "out"
+    undisturbed = contents(tmp_path / "whole", prepare(tmp_path / "whole", train=source))
+    begun = interrupt(monkeypatch, at, out, train=source)
+    before = len(begun)
+    if problems < 45:
+        assert list(out.rglob("*.merged.parquet"))
+        (out / "shards" / "train" / "00000.spill.jsonl").write_text("half a let")
+    result = prepare(out, train=source)
+    assert begun[before:] == later
+    assert contents(out, result) == undisturbed
+    assert result.scratch == ("shards",)
 
 
 CHANGING = """
@@ -303,21 +126,96 @@ def riddles(purpose, seed, options): return Riddles(*(int(n) for n in open(optio
 
 
 @pytest.mark.usefixtures("small_shards")
-@pytest.mark.parametrize("which", ["train", "benchmark"])
-def test_what_was_interrupted_starts_over_when_its_inputs_have_changed(tmp_path, monkeypatch, which):
+@pytest.mark.parametrize(
+    ("which", "now", "left"), [("train", "100 12", range(100, 112)), ("benchmark", "3 4", [*range(3), *range(7, 45)])]
+)
+def test_what_was_interrupted_starts_over_when_its_inputs_have_changed(tmp_path, monkeypatch, which, now, left):
     (tmp_path / "my_changing.py").write_text(CHANGING)
     monkeypatch.syspath_prepend(tmp_path)
-    sizes = {"train": tmp_path / "train.txt", "benchmark": tmp_path / "benchmark.txt"}
-    sources = {
-        name: {"kind": "custom", "factory": "my_changing:riddles", "options": {"file": str(path)}}
-        for name, path in sizes.items()
-    }
-    sizes["train"].write_text("0 45")
-    sizes["benchmark"].write_text("1000 1")
+    sources = {}
+    for name, numbers in {"train": "0 45", "benchmark": "1000 1"}.items():
+        (tmp_path / name).write_text(numbers)
+        options = {"file": str(tmp_path / name)}
+        sources[name] = {"kind": "custom", "factory": "my_changing:riddles", "options": options}
     asked = {"train": sources["train"], "decontamination": {"benchmarks": {"other": sources["benchmark"]}}}
-    interrupt_at_the_fourth_shard(monkeypatch, tmp_path / "out", **asked)
-    sizes[which].write_text("100 12" if which == "train" else "3 4")
+    interrupt(monkeypatch, ("train", 3), tmp_path / "out", **asked)
+    (tmp_path / which).write_text(now)
     prepare(tmp_path / "out", **asked)
     found = {prompt.ground_truth for prompt in read_prompts(tmp_path / "out" / "train.parquet")}
-    expected = range(100, 112) if which == "train" else [*range(3), *range(7, 45)]
-    assert found == {str(n) for n in expected}
+    assert found == {str(n) for n in left}
+
+
+@pytest.mark.slow
+def test_a_killed_program_continues_and_leaves_no_process(tmp_path, monkeypatch):
+    source = written(
+        tmp_path / "d.jsonl", [row(f"{n} + 1 = ?", f"\\boxed{{{n + 1}}}", str(n + 1)) for n in range(4000)]
+    )
+    script = tmp_path / "prepare.py"
+    script.write_text(
+        "import sys; sys.path[:0] = sys.argv[2:]\n"
+        "from pathlib import Path\n"
+        "from luffy.data import parquet\n"
+        "from synthetic.preparation import prepare\n"
+        "parquet.ROWS_AT_ONCE = 500\n"
+        "if __name__ == '__main__':\n"
+        f"    prepare(Path(sys.argv[1]), 2, train={source})\n"
+    )
+    root = Path(__file__).parents[3]
+    killed = subprocess.Popen([sys.executable, script, tmp_path / "out", root, root / "tests"])
+    shards = tmp_path / "out" / "shards" / "train"
+    wait_until(lambda: list(shards.glob("*.json")))
+    children = [child.pid for child in psutil.Process(killed.pid).children(recursive=True)]
+    killed.send_signal(signal.SIGKILL)
+    killed.wait()
+    finished = {path.name: path.stat().st_mtime_ns for path in shards.glob("*.json")}
+    assert finished and children
+    wait_until(lambda: not [pid for pid in children if Path(f"/proc/{pid}").exists()])
+    monkeypatch.setattr(parquet, "ROWS_AT_ONCE", 500)
+    prepare(tmp_path / "out", 2, train=source)
+    assert len(list(shards.glob("*.json"))) == 8
+    assert {name: (shards / name).stat().st_mtime_ns for name in finished} == finished
+    assert pq.read_metadata(tmp_path / "out" / "train.parquet").num_rows == 4_000
+
+
+def luffy_row(number: int) -> dict[str, object]:
+    """As in the original project's training file: its columns, its order inside the structs."""
+    system = "Put your thoughts between <think> and </think>."
+    reply = f"<think>\n{number} + 1 = {number + 1}\n</think>\n\\boxed{{{number + 1}}}"
+    return {
+        "data_source": "",
+        "prompt": [{"content": system, "role": "system"}, {"content": f"{number} + 1 = ?", "role": "user"}],
+        "target": [{"content": reply, "role": "assistant"}],
+        "ability": "math",
+        "reward_model": {"ground_truth": str(number + 1), "style": "rule"},
+        "extra_info": {"index": number, "split": "default"},
+    }
+
+
+def test_a_luffy_file_comes_back_with_the_same_columns_and_nesting(tmp_path):
+    rows, file = [luffy_row(n) for n in range(20)], tmp_path / "d.parquet"
+    pq.write_table(pa.Table.from_pylist(rows, LUFFY_SCHEMA), file)
+    source = {"kind": "file", "path": str(file), "author": "r1"}
+    prepare(tmp_path / "out", train=source, luffy_parquet=True)
+    written = pq.read_table(tmp_path / "out" / "train.luffy.parquet")
+    assert written.schema.remove_metadata() == pq.read_schema(file).remove_metadata()
+    assert written.to_pylist() == rows
+    prepare(tmp_path / "again", train={**source, "path": str(tmp_path / "out" / "train.luffy.parquet")})
+    one, other = (read_prompts(tmp_path / name / "train.parquet") for name in ("out", "again"))
+    assert one == other
+
+
+@needs_datasets
+def test_the_published_evaluation_file_comes_back_row_by_row(tmp_path):
+    path = DATASETS / "luffy_eval" / "valid.all.parquet"
+    train = {"kind": "file", "path": str(path), "max_rows": 700}
+    prepare(tmp_path, train=train, luffy_parquet=True, max_prompt_tokens=5000)
+    original = {}
+    for published in pq.read_table(path).slice(0, 700).to_pylist():
+        published.pop("__index_level_0__")
+        original.setdefault(published["prompt"][-1]["content"].strip().casefold(), published)
+    written = pq.read_table(tmp_path / "train.luffy.parquet")
+    for name in ("prompt", "reward_model", "extra_info"):
+        assert written.schema.field(name).type == pq.read_schema(path).field(name).type
+    for found in written.to_pylist():
+        assert {**found, "target": []} == {**original[found["prompt"][-1]["content"].strip().casefold()], "target": []}
+    assert len(written) > 400

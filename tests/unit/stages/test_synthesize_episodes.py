@@ -13,12 +13,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from reference.gradient_case import tiny_model
 from support.patience import PATIENCE_S, wait_until
 from synthetic.answered_stage import contents, stage_context
 from synthetic.arithmetic import ScriptedEngine
 from synthetic.endpoint import Endpoint, Reply, completion, refusal
-from unit.stages.test_synthesize import OUTPUTS, card_in, served
+from synthetic.stage_jobs import write_wide_model
+from unit.stages.test_synthesize import card_in, served
 
 from luffy.config.answers import SynthesizeConfig
 from luffy.config.data import DataConfig, GuessNumberSource
@@ -35,28 +35,26 @@ from luffy.environments.guess_number import GuessingGame
 from luffy.environments.trace_replay import EnvironmentReplayer
 from luffy.errors import EnvironmentFault, LostError
 from luffy.rollout.transformers_engine import TransformersEngine
-from luffy.stages.program import StageContext
 from luffy.stages.synthesis.teachers import episode_key
 from luffy.stages.synthesize import run
 from luffy.types import Message, Prompt
 from tests.synthetic.loaded_source import load_source
 
+OUTPUTS = ("train.parquet", "sft.parquet", "rl_complement.parquet", "card.json", "card.md")
 GAME = GuessNumberEnvironment.model_validate({"kind": "guess_number", "limits": {"max_turns": 3, "max_turn_tokens": 8}})
 SOURCE = GuessNumberSource(kind="guess_number", num_prompts=12, high=7)
+SERVED = {"r1": {"endpoint": {"name": "org/big"}, "max_response_tokens": 40, "num_samples": 1}}
 
 
-def guesses(messages: Sequence[Mapping[str, str]]) -> str:
-    """What a player that halves the interval from 1 to 7 says next."""
+def halving(path: str, body: dict) -> Reply:
+    """A player that halves the interval from 1 to 7."""
+    messages: Sequence[Mapping[str, str]] = body["messages"]
     low, high = 1, 7
     for said, answer in itertools.pairwise(messages):
         if said["role"] == "assistant":
             guess = int(said["content"])
             low, high = (guess + 1, high) if answer["content"].startswith("higher") else (low, guess - 1)
-    return str((low + high) // 2)
-
-
-def halving(path: str, body: dict) -> Reply:
-    return completion(guesses(body["messages"]), num_tokens=2, prompt_tokens=10 * len(body["messages"]))
+    return completion(str((low + high) // 2), num_tokens=2, prompt_tokens=10 * len(messages))
 
 
 class Moody(GuessingGame):
@@ -77,43 +75,56 @@ class Failing(GuessingGame):
         return await super().respond(conversation)
 
 
-@pytest.fixture
-def inputs(tmp_path) -> dict[str, Path]:
-    data = tmp_path / "data"
-    (data / "suites").mkdir(parents=True)
-    games = [replace(prompt, traces=()) for prompt in load_source(SOURCE, "train", 3).prompts]
-    write_prompts(data / "train.parquet", games)
-    write_prompts(data / "sft.parquet", [])
-    write_prompts(data / "rl_complement.parquet", games)
-    write_prompts(data / "suites" / "test.parquet", load_source(SOURCE, "test", 4).prompts[:1])
-    texts = ["Game 0123456789: guess a number from 1 to 7.", "higher lower Please guess a whole number."]
-    build_tokenizer(texts).save_pretrained(data / "tokenizer")
-    return {"data": data}
+def custom(game: type[GuessingGame], **limits: object) -> CustomEnvironment:
+    return CustomEnvironment.model_validate(
+        {"kind": "custom", "factory": f"{__name__}:{game.__name__}", "limits": {**GAME.limits.model_dump(), **limits}}
+    )
 
 
-def settings(environment: EnvironmentConfig = GAME, **changes: object) -> SynthesizeSettings:
-    teacher = {"endpoint": {"name": "org/big"}, "max_response_tokens": 40, "num_samples": 1}
-    data = {"suites": {"test": SOURCE}, "max_prompt_tokens": 96, "max_trace_tokens": 64, "replay_traces": "reject"}
+def settings(
+    environment: EnvironmentConfig = GAME, replay_traces: str = "reject", **changes: object
+) -> SynthesizeSettings:
+    data = {"suites": {"test": SOURCE}, "max_prompt_tokens": 96, "max_trace_tokens": 64, "replay_traces": replay_traces}
     return SynthesizeSettings(
         seed=7,
-        synthesize=SynthesizeConfig.model_validate({"teachers": {"r1": teacher}, **changes}),
+        synthesize=SynthesizeConfig.model_validate({"teachers": SERVED, **changes}),
         data=DataConfig.model_validate(data),
         grading=GradingConfig(),
         environment=environment,
     )
 
 
-def context_in(out: Path, inputs: dict[str, Path], url: str) -> StageContext:
-    server = ServerConfig(urls=(url,), max_retries=0, concurrency=4)
-    execution = ExecutionConfig(teachers={"r1": server}, rollout_batch_size=4)
-    return stage_context("synthesize", out, inputs, execution=execution)
+def play(out: Path, data: Path, url: str | None, played: SynthesizeSettings | None = None) -> None:
+    """Run the stage with a teacher at the URL, or with one in a folder."""
+    teachers = {} if url is None else {"r1": ServerConfig(urls=(url,), max_retries=0, concurrency=4)}
+    execution = ExecutionConfig(teachers=teachers, rollout_batch_size=4)
+    run(played or settings(), stage_context("synthesize", out, {"data": data}, execution=execution))
 
 
-def play(out: Path, inputs: dict[str, Path], played: SynthesizeSettings | None = None) -> Endpoint:
-    """Run the stage with a teacher that halves the interval; returns its endpoint, with what it was asked."""
+def play_well(out: Path, data: Path, played: SynthesizeSettings | None = None) -> Endpoint:
+    """With a teacher that halves the interval; returns its endpoint, with what it was asked."""
     with served(halving) as endpoint:
-        run(played or settings(), context_in(out, inputs, endpoint.url))
+        play(out, data, endpoint.url, played)
     return endpoint
+
+
+def saved_turns(log: Path) -> int:
+    """Turns of games; the games themselves have measures."""
+    lines = log.read_bytes().splitlines() if log.is_file() else []
+    return sum("measures" not in json.loads(line) for line in lines if line)
+
+
+@pytest.fixture
+def data(tmp_path) -> Path:
+    folder = tmp_path / "data"
+    (folder / "suites").mkdir(parents=True)
+    games = [replace(prompt, traces=()) for prompt in load_source(SOURCE, "train", 3).prompts]
+    for name, prompts in {"train": games, "sft": [], "rl_complement": games}.items():
+        write_prompts(folder / f"{name}.parquet", prompts)
+    write_prompts(folder / "suites" / "test.parquet", load_source(SOURCE, "test", 4).prompts[:1])
+    texts = ["Game 0123456789: guess a number from 1 to 7.", "higher lower Please guess a whole number."]
+    build_tokenizer(texts).save_pretrained(folder / "tokenizer")
+    return folder
 
 
 def test_the_key_of_an_episode_stays_so_that_answers_are_paid_for_once():
@@ -124,8 +135,8 @@ def test_the_key_of_an_episode_stays_so_that_answers_are_paid_for_once():
     assert episode_key("first", prompt, GAME) != paid
 
 
-def test_right_games_become_traces_that_the_environment_answers_again_as_recorded(tmp_path, inputs):
-    play(tmp_path / "out", inputs)
+def test_right_games_become_traces_that_the_environment_answers_again_as_recorded(tmp_path, data):
+    play_well(tmp_path / "out", data)
     prompts = read_prompts(tmp_path / "out" / "sft.parquet")
     assert len(prompts) == len({prompt.uid for prompt in prompts}) == 12
     for prompt in prompts:
@@ -134,29 +145,27 @@ def test_right_games_become_traces_that_the_environment_answers_again_as_recorde
         assert [turn.role for turn in trace.turns[1::2]] == ["user"] * (len(trace.turns) // 2)
     found = EnvironmentReplayer(GAME).replay(prompts)
     assert {each for of_prompt in found for each in of_prompt} == {Replayed.SAME}  # no number is the first guess
-    tokenizer = load_tokenizer(inputs["data"] / "tokenizer")
-    encoded = itertools.chain(*encode_demonstrations(tokenizer, prompts))
+    encoded = itertools.chain(*encode_demonstrations(load_tokenizer(data / "tokenizer"), prompts))
     assert any(len(set(each.source)) == 2 for each in encoded)  # the author's tokens and the environment's
 
 
-def test_the_card_and_the_budget_count_every_turn(tmp_path, inputs):
-    endpoint = play(tmp_path / "all", inputs)
+def test_the_card_and_the_budget_count_every_turn(tmp_path, data):
+    endpoint = play_well(tmp_path / "all", data)
     card = card_in(tmp_path / "all").teachers["r1"]
     assert card.num_tokens == 2 * len(endpoint.asked) > 2 * card.questions == 24
     assert card.prompt_tokens == sum(10 * len(body["messages"]) for _, body in endpoint.asked)
     limit = (card.prompt_tokens + card.num_tokens) // 2
-    endpoint = play(tmp_path / "some" / "out", inputs, settings(budget={"max_tokens": limit}))
+    endpoint = play_well(tmp_path / "some" / "out", data, settings(budget={"max_tokens": limit}))
     some = card_in(tmp_path / "some" / "out").teachers["r1"]
-    used = some.prompt_tokens + some.num_tokens
     assert some.questions + some.not_asked == 12
-    assert limit <= used < limit + 3 * 62  # by less than one game of three turns
+    assert limit <= some.prompt_tokens + some.num_tokens < limit + 3 * 62  # by less than one game of three turns
     assert some.num_tokens == 2 * len(endpoint.asked)
 
 
-def test_a_game_that_an_outage_cut_goes_on_after_its_last_turn(tmp_path, inputs, monkeypatch):
+def test_a_game_that_an_outage_cut_goes_on_after_its_last_turn(tmp_path, data, monkeypatch):
     """Even where the environment answers otherwise today: the conversation stays as the teacher saw it."""
-    asked, is_well = itertools.count(), threading.Event()
-    log = tmp_path / "out" / "paid_answers.jsonl"
+    asked, is_well, out = itertools.count(), threading.Event(), tmp_path / "out"
+    log = out / "paid_answers.jsonl"
 
     def mortal(path: str, body: dict) -> Reply:
         if is_well.is_set() or next(asked) < 5:
@@ -165,36 +174,24 @@ def test_a_game_that_an_outage_cut_goes_on_after_its_last_turn(tmp_path, inputs,
         wait_until(lambda: log.read_bytes().count(b"\n\n") >= 5, "five saved turns")
         return refusal(503, "gone")
 
-    moody = CustomEnvironment.model_validate(
-        {"kind": "custom", "factory": f"{__name__}:Moody", "limits": GAME.limits.model_dump()}
-    )
-    played = settings(moody)
-    played = played.model_copy(update={"data": played.data.model_copy(update={"replay_traces": "off"})})
+    played = settings(custom(Moody), "off")
     with served(mortal) as endpoint:
         with pytest.raises(LostError):
-            run(played, context_in(tmp_path / "out", inputs, endpoint.url))
-        paid = saved_turns(log)
+            play(out, data, endpoint.url, played)
+        assert saved_turns(log) == 5
         before = len(endpoint.asked)
         is_well.set()
         monkeypatch.setenv("TEST_MOOD", "!")
-        run(played, context_in(tmp_path / "out", inputs, endpoint.url))
-        later = endpoint.asked[before:]
-    assert paid == 5
-    assert len(later) + 5 == sum(
-        len(trace.turns[::2]) or 1
-        for prompt in read_prompts(tmp_path / "out" / "train.parquet")
-        for trace in prompt.traces
-    )
-
-
-def _play(out: Path, inputs: dict[str, Path], url: str) -> None:
-    run(settings(), context_in(out, inputs, url))
+        play(out, data, endpoint.url, played)
+        later = len(endpoint.asked) - before
+    traces = [trace for prompt in read_prompts(out / "train.parquet") for trace in prompt.traces]
+    assert later + 5 == sum(len(trace.turns[::2]) or 1 for trace in traces)
 
 
 @pytest.mark.slow
-def test_kill_9_in_the_middle_of_games_pays_no_turn_twice_and_changes_nothing(tmp_path, inputs):
+def test_kill_9_in_the_middle_of_games_pays_no_turn_twice_and_changes_nothing(tmp_path, data):
     reached, is_dead = threading.Event(), threading.Event()
-    lock, given = threading.Lock(), Counter[int]()
+    lock, given, out = threading.Lock(), Counter[int](), tmp_path / "out"
 
     def stalling(path: str, body: dict) -> Reply | None:
         with lock:
@@ -207,69 +204,43 @@ def test_kill_9_in_the_middle_of_games_pays_no_turn_twice_and_changes_nothing(tm
         return None
 
     with served(stalling) as endpoint:
-        process = multiprocessing.get_context("spawn").Process(
-            target=_play, args=(tmp_path / "out", inputs, endpoint.url)
-        )
+        process = multiprocessing.get_context("spawn").Process(target=play, args=(out, data, endpoint.url))
         process.start()
-        log = tmp_path / "out" / "paid_answers.jsonl"
         assert reached.wait(PATIENCE_S)
-        wait_until(lambda: saved_turns(log) == 13, "the turns in the log")
+        wait_until(lambda: saved_turns(out / "paid_answers.jsonl") == 13, "the turns in the log")
         assert process.pid is not None
         os.kill(process.pid, signal.SIGKILL)
         process.join()
         is_dead.set()
-        _play(tmp_path / "out", inputs, endpoint.url)
+        play(out, data, endpoint.url)
         assert max(given.values()) == 1
-        _play(tmp_path / "other" / "out", inputs, endpoint.url)
-    assert contents(tmp_path / "out", OUTPUTS) == contents(tmp_path / "other" / "out", OUTPUTS)
+        play(tmp_path / "other" / "out", data, endpoint.url)
+    assert contents(out, OUTPUTS) == contents(tmp_path / "other" / "out", OUTPUTS)
 
 
-def saved_turns(log: Path) -> int:
-    """Turns of games; the games themselves have measures."""
-    lines = log.read_bytes().splitlines() if log.is_file() else []
-    return sum("measures" not in json.loads(line) for line in lines if line)
-
-
-def failing(max_failed_share: float) -> SynthesizeSettings:
-    limits = {**GAME.limits.model_dump(), "max_failed_share": max_failed_share}
-    return settings(
-        CustomEnvironment.model_validate({"kind": "custom", "factory": f"{__name__}:Failing", "limits": limits})
-    )
-
-
-def test_a_crashed_game_is_an_outcome_with_its_reason(tmp_path, inputs):
-    play(tmp_path / "out", inputs, failing(1.0))
-    card = card_in(tmp_path / "out").teachers["r1"]
-    odd = sum(int(prompt.ground_truth) % 2 for prompt in read_prompts(inputs["data"] / "train.parquet"))
-    assert card.outcomes == {"correct": 12 - odd, "crashed": odd}
+def test_a_crashed_game_is_an_outcome_and_too_many_end_the_stage_while_their_turns_stay_paid(tmp_path, data):
+    play_well(tmp_path / "out", data, settings(custom(Failing, max_failed_share=1.0)))
+    odd = sum(int(prompt.ground_truth) % 2 for prompt in read_prompts(data / "train.parquet"))
+    assert card_in(tmp_path / "out").teachers["r1"].outcomes == {"correct": 12 - odd, "crashed": odd}
     assert "RuntimeError: out of dice" in (tmp_path / "out" / "paid_answers.jsonl").read_text()
-
-
-def test_too_many_crashes_end_the_stage_and_their_turns_stay_paid(tmp_path, inputs):
+    strict, out = settings(custom(Failing, max_failed_share=0.1)), tmp_path / "other" / "out"
     with served(halving) as endpoint:
-        with pytest.raises(EnvironmentFault, match=r"failed in \d+ of 12 episodes"):
-            run(failing(0.1), context_in(tmp_path / "out", inputs, endpoint.url))
-        asked = len(endpoint.asked)
-        with pytest.raises(EnvironmentFault):
-            run(failing(0.1), context_in(tmp_path / "out", inputs, endpoint.url))
-        assert len(endpoint.asked) == asked
+        paid = []
+        for _ in range(2):
+            with pytest.raises(EnvironmentFault, match=r"failed in \d+ of 12 episodes"):
+                play(out, data, endpoint.url, strict)
+            paid.append(len(endpoint.asked))
+    assert paid[0] == paid[1] > 0
 
 
-def test_a_model_folder_plays_as_an_endpoint_does(tmp_path, inputs, monkeypatch):
-    tokenizer = load_tokenizer(inputs["data"] / "tokenizer")
-    folder = tmp_path / "teacher" / "model"
-    tokenizer.save_pretrained(folder)
-    teacher = tiny_model()
-    teacher.resize_token_embeddings(len(tokenizer))
-    teacher.config.max_position_embeddings = 256
-    teacher.save_pretrained(folder)
+def test_a_model_folder_plays_as_an_endpoint_does(tmp_path, data, monkeypatch):
+    tokenizer = load_tokenizer(data / "tokenizer")
+    write_wide_model(tmp_path / "teacher", 0, tokenizer, 256)
     engine = ScriptedEngine(tokenizer, lambda prompt, seed: "4")
     monkeypatch.setattr(TransformersEngine, "from_folder", lambda folder, dtype, batch_size: engine)
-    teachers = {"own": {"path": str(folder), "max_response_tokens": 64, "num_samples": 1}}
-    played = settings(teachers=teachers)
-    context = context_in(tmp_path / "out", inputs, "http://127.0.0.1:9")
-    run(played, replace(context, execution=ExecutionConfig(rollout_batch_size=4)))
-    fours = [prompt.uid for prompt in read_prompts(inputs["data"] / "train.parquet") if prompt.ground_truth == "4"]
+    own = {"path": str(tmp_path / "teacher"), "max_response_tokens": 64, "num_samples": 1}
+    play(tmp_path / "out", data, None, settings(teachers={"own": own}))
+    fours = [prompt.uid for prompt in read_prompts(data / "train.parquet") if prompt.ground_truth == "4"]
     assert [prompt.uid for prompt in read_prompts(tmp_path / "out" / "sft.parquet")] == fours
     card = card_in(tmp_path / "out").teachers["own"]
     assert card.outcomes["out_of_turns"] == 12 - len(fours)

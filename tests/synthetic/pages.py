@@ -1,0 +1,47 @@
+"""What has to hold for every page: it stands alone, in one file, and its tags nest."""
+
+import re
+from html.parser import HTMLParser
+
+_VOID = {"meta", "link", "br", "img", "hr", "input"}
+
+
+class Page(HTMLParser):
+    """The tags, the texts outside of style sheets, and the ids of a page; AssertionError where its tags do not nest."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.text: list[str] = []
+        self.ids: list[str] = []
+        self.references: list[str] = []
+        self._open: list[str] = []
+        self.feed(html)
+        assert self._open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.handle_startendtag(tag, attrs)
+        if tag not in _VOID:
+            self._open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        found = dict(attrs)
+        self.tags.append(tag)
+        self.ids += [found["id"] or ""] if "id" in found else []
+        self.references += [found[name] or "" for name in ("href", "src", "xlink:href") if name in found]
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self._open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.text += [data.strip()] if data.strip() else []
+
+
+def stands_alone(html: str) -> Page:
+    """Read a page that needs nothing else and runs nothing; its ids differ, and every link has its target."""
+    page, drawn = Page(html), re.findall(r"url\(([^)]*)\)", html)
+    assert not {"script", "link", "img", "iframe"} & {*page.tags} and "@import" not in html
+    assert all(reference.startswith("#") for reference in [*page.references, *drawn])
+    assert len(page.ids) == len({*page.ids})
+    assert {reference[1:] for reference in [*page.references, *drawn]} <= {*page.ids}
+    return page
