@@ -211,6 +211,12 @@ def test_a_test_that_a_promise_names_exists(file: str, name: str) -> None:
     assert name in {node.name for node in parsed(ROOT / file).body if isinstance(node, ast.FunctionDef)}
 
 
+def test_guarantees_have_a_star_where_make_test_leaves_their_file_out() -> None:
+    for file, star in re.findall(r"`(tests/[\w/]+\.py)`(\*?)", (ROOT / "docs/guarantees.md").read_text()):
+        marks = re.search(r"^pytestmark = (.*)", (ROOT / file).read_text(), re.MULTILINE)
+        assert bool(star) == (marks is not None and "slow" in marks[1]), file
+
+
 def test_every_promise_names_a_test() -> None:
     table = SECURITY.split("## Promises")[1].split("\n## ")[0]
     promises = [line for line in table.splitlines() if line.startswith("| ")][1:]
