@@ -65,23 +65,28 @@ def test_the_committed_page_figure_and_tables_come_out_of_the_committed_results(
         assert (FOLDER / f"{name}{suffix}").read_text(encoding="utf-8") == text, f"luffy study --page: {suffix}"
 
 
+def accuracy(results, cell, arm):
+    """The mean over seeds and problems of the reported runs, in percent, as pages write it."""
+    outcomes = [
+        row.correct
+        for row in results.outcomes
+        if (row.cell, row.arm) == (cell, arm)
+        and row.role != "tried"
+        and (row.suite, row.decoding) == ("in_distribution", "greedy")
+    ]
+    return f"{100 * float(np.mean(outcomes)):.1f}"
+
+
 @pytest.mark.parametrize(
     ("page", "num_rows"), [(FOLDER / "findings.md", len(CELLS)), (FOLDER.parents[1] / "README.md", 3)]
 )
 def test_accuracies_in_the_prose_are_the_mean_over_seeds_and_problems(results, page, num_rows):
     rows = dict(re.findall(r"^\| (.*?) \| (\d+\.\d \[.*)$", page.read_text(encoding="utf-8"), re.MULTILINE))
-    shown = {label: cell for label, cell in CELLS.items() if label in rows}
+    shown = {cell: rows[label] for label, cell in CELLS.items() if label in rows}
     assert len(shown) == num_rows
-    for label, cell in shown.items():
-        written = [float(text.split()[0]) for text in rows[label].split(" | ")[: len(ARMS)]]
-        for arm, accuracy in zip(ARMS, written, strict=True):
-            outcomes = [
-                row.correct
-                for row in results.outcomes
-                if (row.cell, row.arm, row.role) == (cell, arm, "reported")
-                and (row.suite, row.decoding) == ("in_distribution", "greedy")
-            ]
-            assert round(100 * float(np.mean(outcomes)), 1) == accuracy
+    for cell, text in shown.items():
+        written = [each.split()[0] for each in text.split(" | ")[: len(ARMS)]]
+        assert written == [accuracy(results, cell, arm) for arm in ARMS], cell
 
 
 def test_the_effects_on_a_second_machine_are_those_of_its_committed_results(study, results):
@@ -91,8 +96,7 @@ def test_the_effects_on_a_second_machine_are_those_of_its_committed_results(stud
     cells = [text.split("`")[1] for text in header[1::2]]
     assert [row[0] for row in rows[1:]] == [f"`{arm}`" for arm in study.design.others]
     for arm, row in zip(study.design.others, rows[1:], strict=True):
-        expected = [effect_words(side.effect(cell, arm)) for cell in cells for side in (first, again)]
-        assert row[1:] == expected, arm
+        assert row[1:] == [effect_words(side.effect(cell, arm)) for cell in cells for side in (first, again)], arm
 
 
 @pytest.mark.parametrize(
@@ -109,15 +113,7 @@ def test_accuracies_from_other_bases_are_those_of_their_committed_results(study,
     assert set(arms) >= set(ARMS)
     assert [row[0] for row in rows] == list(cells)
     for label, *written in rows:
-        for arm, accuracy in zip(arms, written, strict=True):
-            outcomes = [
-                row.correct
-                for row in results.outcomes
-                if (row.cell, row.arm) == (cells[label], arm)
-                and row.role != "tried"
-                and (row.suite, row.decoding) == ("in_distribution", "greedy")
-            ]
-            assert f"{100 * float(np.mean(outcomes)):.1f}" == accuracy, (label, arm)
+        assert written == [accuracy(results, cells[label], arm) for arm in arms], label
 
 
 def test_the_effects_of_guided_methods_are_those_of_their_committed_results():

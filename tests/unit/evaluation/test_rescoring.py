@@ -1,17 +1,18 @@
 """Saved responses graded again: the same verdicts as if the other grader had been there from the start."""
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from support.patience import PATIENCE_S
+from support.refusals import refused
+from synthetic.answered_stage import number_in
 from synthetic.arithmetic import ScriptedEngine, problems, tiny_tokenizer
 from synthetic.result_rows import result_row, sample_record
 
 from luffy.config.evaluation import DecodingConfig, EvaluationConfig, SuiteConfig
 from luffy.config.grading import ChoiceGrader, GraderKind, JudgeGrader, MathGrader, StrictMathGrader
 from luffy.data.parquet import write_prompts
-from luffy.errors import DataError, LostError
+from luffy.errors import LostError
 from luffy.evaluation.rescoring import read_problems, regrade, write_regraded
 from luffy.evaluation.results import EvaluationResults, FinishedEvaluation, read_evaluation, write_results
 from luffy.evaluation.sample_files import write_sample_records
@@ -28,10 +29,8 @@ DECODINGS = {"greedy": DecodingConfig(temperature=0.0)}
 
 def answer(prompt: str, seed: int) -> str:
     """Three forms of the right answer: in a box, without one, and as math_strict does not read it."""
-    number = int(prompt.removeprefix("<|bos|>").split()[0])
-    return (f"\\boxed{{{number + 1}}}", f"The answer is {number + 1}", f"\\boxed{{{number + 1}.0000000000001}}")[
-        number % 3
-    ]
+    right = number_in(prompt) + 1
+    return (f"\\boxed{{{right}}}", f"The answer is {right}", f"\\boxed{{{right}.0000000000001}}")[(right - 1) % 3]
 
 
 def evaluated(folder: Path, kind: GraderKind) -> Path:
@@ -97,41 +96,22 @@ def test_luffys_outputs_get_what_its_protocol_gives_and_the_letters_that_its_pro
     assert (before, after.outcome) == (record, outcome)
 
 
-def test_the_questions_come_from_the_prepared_suites(tmp_path):
-    write_prompts(tmp_path / "sums.parquet", problems(2))
-    found = read_problems(tmp_path, ["sums"])
-    assert {key: problem.question for key, problem in found.items()} == {("sums", "p0"): "0 +1", ("sums", "p1"): "1 +1"}
-    with pytest.raises(DataError, match=r"others\.parquet: is not there"):
-        read_problems(tmp_path, ["others"])
-
-
-def test_the_questions_of_the_validation_split_are_beside_the_suites(tmp_path):
-    (tmp_path / "suites").mkdir()
+def test_the_questions_come_from_the_prepared_suites_and_from_the_validation_split_beside_them(tmp_path):
+    suites = tmp_path / "suites"
+    suites.mkdir()
+    write_prompts(suites / "sums.parquet", problems(2))
     write_prompts(tmp_path / "validation.parquet", problems(1))
-    assert list(read_problems(tmp_path / "suites", ["validation"])) == [("validation", "p0")]
+    found = read_problems(suites, ["sums", "validation"])
+    asked = {("sums", "p0"): "0 +1", ("sums", "p1"): "1 +1", ("validation", "p0"): "0 +1"}
+    assert {key: problem.question for key, problem in found.items()} == asked
+    with refused("others.parquet"):
+        read_problems(suites, ["others"])
 
 
-def damage(name: str, text: str | None) -> Callable[[Path], None]:
-    return lambda folder: (folder / name).unlink() if text is None else (folder / name).write_text(text) and None
-
-
-def earlier(text: str) -> Callable[[Path], None]:
-    """The samples as an earlier version wrote them, a file that is not compressed."""
-    return lambda folder: (folder / "samples.jsonl.zst").rename(folder / "samples.jsonl").write_text(text) and None
-
-
-@pytest.mark.parametrize(
-    ("damaging", "message"),
-    [
-        (damage("results.json", None), "is no finished evaluation .it has no results.json"),
-        (damage("samples.jsonl.zst", None), "it has no samples.jsonl.zst"),
-        (damage("samples.jsonl.zst", '{"suite": "s"}\n'), "samples.jsonl.zst: holds no graded responses"),
-        (earlier('{"suite": "s"}\n'), "samples.jsonl: holds no graded responses .'decoding'"),
-        (earlier("{"), "holds no graded responses"),
-    ],
-)
-def test_what_is_no_evaluation_is_refused(tmp_path, damaging, message):
+def test_what_is_no_evaluation_is_refused(tmp_path):
+    with refused("no finished evaluation", "results.json"):
+        read_evaluation(tmp_path)
     folder = evaluated(tmp_path / "it", STRICT)
-    damaging(folder)
-    with pytest.raises(DataError, match=message):
+    (folder / "samples.jsonl.zst").unlink()
+    with refused("samples.jsonl.zst"):
         list(read_evaluation(folder).records())

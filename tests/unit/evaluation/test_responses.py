@@ -133,8 +133,8 @@ def test_an_experiment_says_how_to_grade(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("rows", "message"),
     [
-        ([verl(1, 1), {**verl(2, 2), "responses": None}], "row 2, field responses: is missing; it is looked for in "),
-        ([verl(1, 1), {**verl(2, 2), "responses": [[-1.5, False]]}], "row 2, field responses: must be a text or texts"),
+        ([verl(1, 1), {**verl(2, 2), "responses": None}], "row 2, field responses: is missing"),
+        ([verl(1, 1), {**verl(2, 2), "responses": [[-1.5, False]]}], "row 2, field responses: must be"),
         ([{**verl(1, 1), "prompt": None}], "row 1, field prompt: is missing"),
         ([{**verl(1, 1), "reward_model": {"style": "rule"}}], "row 1, field reference: is missing"),
         ([{**verl(1, 1), "reward_model": {"style": "me", "ground_truth": "1"}}], "row 1, field reward_model.style: me"),
@@ -150,13 +150,17 @@ def test_a_bad_row_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture, ro
     assert f"{file}" in error and message in " ".join(error.split()) and not (tmp_path / "ws/runs").exists()
 
 
-def test_options_that_do_nothing_and_missing_files_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
-    for arguments, message in (
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
         (["--responses", "x.jsonl", "--steps", "2"], "--steps has no effect with --responses"),
-        (["--responses", str(tmp_path / "x.jsonl")], "no such file"),
-        (["--responses", str(tmp_path / "*.jsonl")], "no such file"),
-        (["--responses", "x.txt"], "extension '.txt'; use one of"),
-        ([], "give the experiment that says how to evaluate (CONFIG), or --model and --suite"),
-    ):
-        assert command.main(["evaluate", *arguments]) == 2
-        assert message in capsys.readouterr().err
+        (["--responses", "x.jsonl"], "no such file"),
+        (["--responses", "*.jsonl"], "no such file"),
+        (["--responses", "x.txt"], "'.txt'"),
+        ([], "--model"),
+    ],
+)
+def test_options_that_do_nothing_and_missing_files_are_refused(tmp_path, monkeypatch, capsys, arguments, named):
+    monkeypatch.chdir(tmp_path)
+    assert command.main(["evaluate", *arguments]) == 2
+    assert named in capsys.readouterr().err

@@ -1,15 +1,34 @@
-"""Rows are made of records, and files give back what was written."""
+"""Rows are made of records; files give back what was written; two evaluations are compared, and all are tables."""
 
 import json
-from dataclasses import replace
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 import pytest
+from support.refusals import refused
+from synthetic.evaluated_workspace import first, write_evaluation
 from synthetic.result_rows import result_row, sample_record
 
-from luffy.errors import LuffyError
+import luffy
+from luffy.errors import DataError, LuffyError
+from luffy.evaluation import sample_files
+from luffy.evaluation.changes import find_changes
 from luffy.evaluation.results import EvaluationResults, FormCounts, SamplingProtocol, read_results, write_results
-from luffy.evaluation.sample_files import parse_record, record_line
+from luffy.evaluation.sample_files import (
+    SAMPLES_FILE,
+    SampleRecord,
+    parse_record,
+    read_sample_records,
+    read_samples_of,
+    record_line,
+    write_sample_records,
+)
+from luffy.pipeline.workspace import Workspace
 from luffy.statistics.accuracy import accuracy
+from luffy.statistics.paired import compare_paired
 
 RECORD = sample_record("s", "a", prompt="p\n", response="r\u2028\\boxed{1}", answer="1", ground_truth="1", num_tokens=4)
 WRONG = replace(RECORD, outcome="no_answer", correct=False, answer=None, finish_reason="length", num_tokens=10)
@@ -22,6 +41,8 @@ def test_a_row_counts_problems_responses_outcomes_and_truncation():
     assert (row.outcomes["correct"], row.outcomes["no_answer"], row.outcomes["crashed"]) == (1, 3, 0)
     assert (row.mean_tokens, row.truncated_share) == (8.5, 0.75)
     assert row.pass_at_k == {"1": 0.25, "2": 0.5}
+    with pytest.raises(LuffyError, match="1 problems have fewer than 2 responses"):
+        result_row(records[:3], 0.95)  # a missing one is not averaged away
 
 
 def test_pass_at_k_goes_up_to_the_number_of_samples_whether_or_not_it_is_a_power_of_two():
@@ -81,28 +102,51 @@ def test_a_multiple_choice_score_comes_with_what_guessing_gives():
 def test_subjects_and_levels_are_rows_of_their_own_where_every_problem_has_one():
     records = [replace(RECORD, uid=str(i), subject="AB"[i % 2], correct=i < 2, level="5") for i in range(5)]
     row = result_row(records, 0.95)
-    assert {name: (part.num_problems, part.accuracy) for name, part in row.by_subject.items()} == {
-        "A": (3, 1 / 3),
-        "B": (2, 0.5),
-    }
+    found = {name: (part.num_problems, part.accuracy) for name, part in row.by_subject.items()}
+    assert found == {"A": (3, 1 / 3), "B": (2, 0.5)}
     assert row.by_level["5"].interval == row.interval
     assert result_row([*records, replace(RECORD, uid="x")], 0.95).by_subject == {}
 
 
-def test_records_of_an_earlier_version_are_read_and_what_they_lack_is_not_made_up():
-    values = json.loads(record_line(RECORD))
-    later = ("grader", "second_grader", "second_outcome", "subject", "level", "num_options", "confidential")
-    assert parse_record(json.dumps({name: value for name, value in values.items() if name not in later})) == RECORD
-    with pytest.raises(KeyError, match="seed"):
-        parse_record(json.dumps({name: value for name, value in values.items() if name != "seed"}))
+R1_ZERO, LUFFY = "<think>2</think> <answer>1</answer>", "<think>2</think> It is \\boxed{1}."
+SIX = [(R1_ZERO, True), (R1_ZERO, False), (R1_ZERO, False), (LUFFY, True), ("1", True), ("1", False)]
 
 
-def test_a_missing_response_is_not_averaged_away():
-    with pytest.raises(LuffyError, match="1 problems have fewer than 2 responses"):
-        result_row([RECORD, replace(RECORD, sample=1), replace(RECORD, uid="b")], 0.95)
+@pytest.mark.parametrize(
+    ("template", "texts", "counts"),
+    [
+        ("r1_zero", SIX, ("r1_zero", 1, 2, 2, 1)),
+        ("luffy_think", SIX, ("luffy", 2, 2, 1, 1)),
+        ("r1_zero", SIX[4:5], ("r1_zero", 0, 0, 1, 0)),
+        # Under another template, for the strictest form that occurs.
+        ("own", SIX, ("r1_zero", 1, 2, 2, 1)),
+        ("own", SIX[3:4], ("luffy", 1, 0, 0, 0)),
+        ("own", SIX[4:5], None),
+    ],
+)
+def test_responses_are_counted_by_answer_and_by_the_form_that_the_template_asks_for(template, texts, counts):
+    """Right and wrong ones in the form, right and wrong ones otherwise."""
+    records = [replace(RECORD, uid=str(i), response=text, correct=right) for i, (text, right) in enumerate(texts)]
+    protocol = SamplingProtocol(
+        template=template, temperature=0.0, top_p=1.0, max_response_tokens=9, stop=(), engine="vllm"
+    )
+    names = ("form", "right_in_form", "wrong_in_form", "right_otherwise", "wrong_otherwise")
+    expected = None if counts is None else FormCounts(**dict(zip(names, counts, strict=True)))
+    assert result_row(records, 0.95, protocol).form == expected
 
 
-def test_files_give_back_what_was_written_and_one_of_another_kind_is_named(tmp_path):
+# Files of results and of graded responses: compressed, joined by their bytes, read one by one, and never half there.
+
+RECORDS = [sample_record("s", f"p{i}", prompt="p\n", response=f"{i}\u2028" * 200) for i in range(50)]
+
+
+@pytest.fixture(params=[1, 5000, 4 << 20])
+def block(request, monkeypatch) -> None:
+    """One record a block, several, all of them."""
+    monkeypatch.setattr(sample_files, "_BLOCK_BYTES", request.param)
+
+
+def test_results_are_read_as_they_were_written_and_one_of_another_kind_is_named(tmp_path):
     results = EvaluationResults(checkpoint="rl", confidence=0.9, rows=(result_row([RECORD], 0.9),))
     write_results(tmp_path / "results.json", results)
     assert read_results(tmp_path / "results.json") == results
@@ -111,29 +155,163 @@ def test_files_give_back_what_was_written_and_one_of_another_kind_is_named(tmp_p
         read_results(tmp_path / "results.json")
 
 
-IN_FORM = {"r1_zero": "<think>2</think> <answer>1</answer>", "luffy": "<think>2</think> It is \\boxed{1}."}
+def test_records_of_an_earlier_version_are_read_and_what_they_lack_is_not_made_up(tmp_path):
+    values = json.loads(record_line(RECORD))
+    later = ("grader", "second_grader", "second_outcome", "subject", "level", "num_options", "confidential")
+    assert parse_record(json.dumps({name: value for name, value in values.items() if name not in later})) == RECORD
+    with pytest.raises(KeyError, match="seed"):
+        parse_record(json.dumps({name: value for name, value in values.items() if name != "seed"}))
+    # Its file is not compressed, and read where there is no other.
+    (tmp_path / "samples.jsonl").write_bytes(b"".join(map(record_line, RECORDS[:2])))
+    assert list(read_samples_of(tmp_path)) == RECORDS[:2]
+    write_sample_records(tmp_path / SAMPLES_FILE, RECORDS)
+    assert list(read_samples_of(tmp_path)) == RECORDS
 
 
-def forms_of(texts: list[tuple[str, bool]], template: str = "own") -> FormCounts | None:
-    records = [replace(RECORD, uid=str(i), response=text, correct=right) for i, (text, right) in enumerate(texts)]
-    protocol = SamplingProtocol(
-        template=template, temperature=0.0, top_p=1.0, max_response_tokens=9, stop=(), engine="vllm"
-    )
-    return result_row(records, 0.95, protocol).form
+def test_samples_are_read_as_they_were_written_alone_and_joined_also_by_the_systems_tools(tmp_path, block):
+    one, other = tmp_path / "1.jsonl.zst", tmp_path / "2.jsonl.zst"
+    write_sample_records(one, RECORDS[:20])
+    write_sample_records(other, iter(RECORDS[20:]))
+    write_sample_records(tmp_path / SAMPLES_FILE, RECORDS[:20], iter(RECORDS[20:]))
+    assert list(read_sample_records(one)) == RECORDS[:20]
+    assert list(read_samples_of(tmp_path)) == RECORDS
+    assert (tmp_path / SAMPLES_FILE).read_bytes() == one.read_bytes() + other.read_bytes()
+    try:
+        found = subprocess.run(["zstd", "-dc", tmp_path / SAMPLES_FILE], capture_output=True, check=True).stdout
+    except FileNotFoundError:
+        pytest.skip("needs zstd")
+    assert found == b"".join(map(record_line, RECORDS))
 
 
-def test_responses_are_counted_by_form_and_answer():
-    """For the form that the template asks for; under another template, for the strictest form that occurs."""
-    r1_zero, luffy = IN_FORM["r1_zero"], IN_FORM["luffy"]
-    texts = [(r1_zero, True), (r1_zero, False), (r1_zero, False), (luffy, True), ("1", True), ("1", False)]
-    strict = FormCounts(form="r1_zero", right_in_form=1, wrong_in_form=2, right_otherwise=2, wrong_otherwise=1)
-    loose = FormCounts(form="luffy", right_in_form=2, wrong_in_form=2, right_otherwise=1, wrong_otherwise=1)
-    assert forms_of(texts) == forms_of(texts, "r1_zero") == strict
-    assert forms_of(texts, "luffy_think") == loose
-    assert forms_of([(luffy, True)]) == FormCounts(
-        form="luffy", right_in_form=1, wrong_in_form=0, right_otherwise=0, wrong_otherwise=0
-    )
-    assert forms_of([("1", True)]) is None
-    asked = forms_of([("1", True)], "r1_zero")
-    assert asked is not None
-    assert (asked.right_otherwise, asked.right_in_form) == (1, 0)
+def test_the_same_records_are_the_same_bytes_and_fewer(tmp_path):
+    for name in ("a.zst", "b.zst"):
+        write_sample_records(tmp_path / name, RECORDS)
+    assert (tmp_path / "a.zst").read_bytes() == (tmp_path / "b.zst").read_bytes()
+    assert (tmp_path / "a.zst").stat().st_size < 0.2 * sum(len(record_line(record)) for record in RECORDS)
+
+
+def test_nothing_is_left_of_records_that_end_in_an_error(tmp_path, block):
+    def failing() -> Iterator[SampleRecord]:
+        yield from RECORDS[:30]
+        raise DataError("no more")
+
+    with refused("no more"):
+        write_sample_records(tmp_path / SAMPLES_FILE, failing())
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("damage", "named"),
+    [
+        (lambda content: content[:-20], "samples.jsonl.zst: holds no graded responses"),
+        (lambda content: b"{}\n" + content, "samples.jsonl.zst: holds no graded responses"),
+        (None, "has no samples.jsonl.zst"),
+    ],
+)
+def test_a_damaged_or_missing_file_is_named_and_not_read_as_a_shorter_one(tmp_path, damage, named):
+    if damage is not None:
+        write_sample_records(tmp_path / SAMPLES_FILE, RECORDS)
+        (tmp_path / SAMPLES_FILE).write_bytes(damage((tmp_path / SAMPLES_FILE).read_bytes()))
+    with refused(named, error=DataError):
+        list(read_samples_of(tmp_path))
+
+
+# Two evaluations beside each other: which problems changed, and how the whole compares.
+
+
+@dataclass(frozen=True, slots=True)
+class InMemory:
+    """A finished evaluation that no file holds."""
+
+    directory: Path
+    results: EvaluationResults
+    saved: list[SampleRecord]
+
+    def records(self) -> Iterator[SampleRecord]:
+        return iter(self.saved)
+
+
+def evaluation(name: str, answers: Mapping[str, str], suite: str = "s") -> InMemory:
+    """A model that answers the problems so, a letter a response; `1` is right and `-` no answer."""
+    records = [
+        sample_record(suite, uid, said == "1", sample=i, answer=None if said == "-" else said, ground_truth="1")
+        for uid, all_said in answers.items()
+        for i, said in enumerate(all_said)
+    ]
+    return InMemory(Path(name), EvaluationResults(checkpoint="rl", confidence=0.95, rows=()), records)
+
+
+def test_the_largest_change_comes_first_and_shares_are_compared_over_other_numbers_of_responses():
+    before = evaluation("a", {"p0": "1222", "p1": "2222", "p2": "1111", "p3": "1122"})
+    after = evaluation("b", {"p0": "11", "p1": "22", "p2": "11", "p3": "21"})
+    (part,) = find_changes(before, after).cells
+    assert [(problem.uid, problem.first.share, problem.second.share) for problem in part.changed] == [("p0", 0.25, 1.0)]
+    assert part.changed[0].first.counts == {"2": 3, "1": 1}
+
+
+def test_the_comparison_is_the_paired_one_over_the_problems_that_both_have():
+    before = evaluation("a", {"only": "1", **{f"p{i}": "1" if i < 20 else "2" for i in range(40)}})
+    after = evaluation("b", {"else": "1", **{f"p{i}": "1" if i % 3 else "2" for i in range(39, -1, -1)}})
+    (part,) = find_changes(before, after).cells
+    shares = [[float(i < 20) for i in range(40)], [float(i % 3 > 0) for i in range(40)]]
+    assert part.comparison.paired == compare_paired(*shares, 1, 0.95)
+    assert (part.only_first, part.only_second) == (1, 1)
+
+
+def test_suites_and_references_that_differ_are_named_and_nothing_shared_is_an_error():
+    before, other, again = (evaluation(name, {"p0": "1"}, suite) for name, suite in ("as", "bt", "cs"))
+    both = InMemory(Path("c"), before.results, before.saved + other.saved)
+    assert find_changes(before, both).left_out == (("t", "greedy"),)
+    with refused("a and b", "s, greedy", "t, greedy", error=DataError):
+        find_changes(before, other)
+    again.saved[0] = replace(again.saved[0], ground_truth="2")
+    assert find_changes(before, again).cells[0].other_reference == 1
+
+
+@pytest.mark.parametrize("suite", ["GPQA_diamond", "s"])
+def test_a_confidential_problem_is_marked(suite):
+    before, after = evaluation("a", {"p0": "1"}, suite), evaluation("b", {"p0": "2"}, suite)
+    if suite == "s":
+        after.saved[0] = replace(after.saved[0], confidential=True)
+    assert find_changes(before, after).cells[0].changed[0].confidential
+
+
+# Evaluations of a workspace as DataFrames.
+
+
+@pytest.fixture
+def workspace(tmp_path) -> Path:
+    found = Workspace(tmp_path / "w")
+    verdicts = {("sums", "greedy"): first(40), ("sums", "sampled"): lambda problem, sample: sample == 0}
+    write_evaluation(found, "e1", verdicts)
+    write_evaluation(found, "e2", {("sums", "greedy"): first(70)}, checkpoint="rl", day=2)
+    return tmp_path / "w"
+
+
+def test_every_result_is_a_row_with_its_protocol_and_interval(workspace):
+    frame = luffy.load_results(workspace)
+    greedy = frame[frame["decoding"] == "greedy"].set_index("evaluation")
+    assert greedy["accuracy"].to_dict() == {"e1": 0.4, "e2": 0.7}
+    assert (frame["low"] < frame["accuracy"]).all() and (frame["accuracy"] < frame["high"]).all()
+    assert set(greedy["temperature"]) == {0.0} and set(greedy["num_problems"]) == {100}
+    assert list(frame["ended"]) == sorted(frame["ended"], reverse=True)
+    sampled = frame.set_index("decoding").loc["sampled"]
+    assert (sampled["pass_at_k"], sampled["num_samples"]) == (1.0, 4)
+    assert greedy["pass_at_k"].isna().all()  # of a single response
+    problems = luffy.load_problem_results(workspace)
+    sums = problems.groupby(["evaluation", "decoding"])[["correct", "num_samples"]].sum()
+    shares = {("e1", "greedy"): 0.4, ("e1", "sampled"): 0.25, ("e2", "greedy"): 0.7}
+    assert (sums["correct"] / sums["num_samples"]).to_dict() == shares
+
+
+def test_every_column_is_documented_and_a_workspace_without_evaluations_is_an_error(workspace, tmp_path):
+    for load in (luffy.load_results, luffy.load_problem_results):
+        assert load.__doc__ is not None
+        assert [name for name in load(workspace).columns if f"`{name}`" not in load.__doc__] == []
+        with refused("no finished evaluation", error=DataError):
+            load(tmp_path / "empty")
+
+
+def test_importing_luffy_loads_no_library():
+    code = "import sys, luffy; print(sorted({'pandas', 'numpy', 'torch', 'scipy', 'pyarrow'} & set(sys.modules)))"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"

@@ -72,20 +72,14 @@ def test_ticks_have_different_labels(values, percent, expected):
     assert set(expected) <= set(words(over(values, percent=percent)))
 
 
-def test_steps_have_whole_ticks():
-    assert words(over([0.1, 0.2, 0.3]))[:3] == ["1", "2", "3"]
-
-
-def test_rewards_outside_0_to_1_are_not_shown_in_percent():
-    rows = [{"step": 1, "reward/mean": -1.0}, {"step": 2, "reward/mean": 1.0}]
-    (figure, *_) = draw_panels("rl", rl_panels(()), rows)
-    assert not [word for word in words(figure.svg) if "%" in (word or "")]
-
-
 @pytest.mark.parametrize("share", [0.0, 0.4, 1.0])
-def test_a_share_that_never_changes_is_drawn_from_0_to_100_percent(share):
+def test_axes_have_whole_steps_and_shares_from_0_to_100_percent(share):
+    assert words(over([0.1, 0.2, 0.3]))[:3] == ["1", "2", "3"]
     shown = words(over([share] * 3, percent=True))
     assert {"0 %", "100 %"} <= {*shown} and "-100 %" not in shown
+    rewards = [{"step": 1, "reward/mean": -1.0}, {"step": 2, "reward/mean": 1.0}]
+    (figure, *_) = draw_panels("rl", rl_panels(()), rewards)
+    assert not [word for word in words(figure.svg) if "%" in (word or "")]
 
 
 def test_what_is_set_is_drawn_from_0_and_without_smoothing():
@@ -114,16 +108,13 @@ def test_a_picture_stands_alone_and_a_figure_follows_the_style_of_its_page():
     assert "var(--c2)" in svg and not re.search("#[0-9a-f]{6}|<style|<metadata", svg)
 
 
-def test_figures_of_one_page_share_no_id():
-    ids = [re.findall(' id="([^"]*)"', chart(name, Chart("", [Line("a", "c1", [0], [1.0])]))) for name in "ab"]
-    assert ids[0] and not set(ids[0]) & set(ids[1])
-
-
-def test_a_curve_goes_from_the_lower_left_to_the_upper_right():
+def test_a_curve_goes_from_the_lower_left_to_the_upper_right_and_figures_share_no_id():
     (line,) = lines(over([1.0, 2.0]))
     (x0, y0), (x1, y1) = line
     assert x0 < x1
     assert y0 > y1  # pixels grow downwards
+    ids = [re.findall(' id="([^"]*)"', chart(name, Chart("", [Line("a", "c1", [0], [1.0])]))) for name in "ab"]
+    assert ids[0] and not set(ids[0]) & set(ids[1])
 
 
 def test_every_mark_lies_inside_the_picture():
