@@ -236,6 +236,17 @@ def test_a_run_that_is_just_beginning_survives_a_deletion_after_a_jump_of_the_cl
         assert read_run(run.directory).condition == "running"
 
 
+def test_only_what_the_pipeline_has_made_goes(workspace):
+    """An empty folder that is named like a key is of a stage that has never begun."""
+    key, places = "0123456789abcdef", workspace.stages / "rl"
+    for name in (key, key[::-1], "notes"):
+        (places / name).mkdir(parents=True)
+    (places / key[::-1] / "mine.txt").write_text("kept")
+    found = survey(workspace, ALL)
+    assert {item.path for item in found.garbage} == {places / key}
+    assert {note.split(":")[0] for note in found.notes} == {f"rl/{key[::-1]}", "rl/notes"}
+
+
 def test_links_are_not_followed(workspace, opened, tmp_path):
     outside = tmp_path / "outside"
     finish_all(opened())
