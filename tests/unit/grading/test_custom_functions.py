@@ -1,5 +1,6 @@
 """Grading functions of the user's: both signatures, and everything that can go wrong in one."""
 
+import math
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -146,7 +147,9 @@ def test_a_function_that_fails_is_named_and_the_pool_lives_on(pool, name, outcom
     assert call(pool, "verl", f"before {name}, yes").outcome is Outcome.CORRECT
     before = pool.worker_pids()
     grade = call(pool, name, "x")
-    assert (grade.outcome, grade.reason, grade.reward) == (outcome, reason, 0.0)
+    assert (grade.outcome, grade.reason) == (outcome, reason)
+    # A function that says nothing gives no reward; one that hangs or dies has been made to by the answer.
+    assert math.isnan(grade.reward) if f"shop_graders:{name} r" in reason else grade.reward == 0
     if name == "raises":  # and keeps its worker
         assert before and pool.worker_pids() == before
     assert call(pool, "verl", f"after {name}, yes").outcome is Outcome.CORRECT

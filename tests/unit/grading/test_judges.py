@@ -1,6 +1,7 @@
 """Graders that are models: the judge at an endpoint on this machine, and reward models with a head."""
 
 import json
+import math
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -344,7 +345,8 @@ def with_a_template_that_refuses(folder: Path) -> None:
 def test_a_score_that_is_no_number_is_a_crash(tmp_path: Path) -> None:
     folder = reward_folder(tmp_path)
     rewrite(folder, lambda weights: {name: each * float("inf") for name, each in weights.items()})
-    assert [(grade.outcome, grade.reward) for grade in grades_of(folder, ["3"])] == [(Outcome.CRASHED, 0.0)]
+    (grade,) = grades_of(folder, ["3"])
+    assert grade.outcome is Outcome.CRASHED and math.isnan(grade.reward), "no reward rather than 0"
 
 
 @pytest.mark.parametrize(
