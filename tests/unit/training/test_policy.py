@@ -133,7 +133,17 @@ class MetaEngine:
         loss.backward()
 
 
-@pytest.mark.parametrize(("case", "packing"), [*((case, True) for case in CASES), ("luffy", False), ("gspo", False)])
+ON_THE_DEVICE = ("luffy", "gspo", "srft", "rl_plus", "hpt", "ppo", "dapo", "opd_topk", "opsd_jsd", "aipo")
+"""One case for each kind of term, weight, gate and normaliser; all others are in the second tier."""
+
+
+@pytest.mark.parametrize(
+    ("case", "packing"),
+    [
+        *((case, False) for case in ON_THE_DEVICE[:2]),
+        *(pytest.param(case, True, marks=[pytest.mark.slow] * (case not in ON_THE_DEVICE)) for case in CASES),
+    ],
+)
 def test_no_micro_batch_waits_for_the_device(case: str, packing: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Tensors on `meta` have no values, so whatever would read one back to count or compare raises."""
     batch = make_batch(case, tiny_model())
