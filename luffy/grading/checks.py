@@ -22,7 +22,7 @@ from luffy.grading.equivalence.alike import conflicting
 from luffy.grading.equivalence.certain import by_label
 from luffy.grading.equivalence.math_strict import strictly_equal
 from luffy.grading.equivalence.text import without_upright_units
-from luffy.grading.equivalence.verify import verify_answer
+from luffy.grading.equivalence.verify import verify_answer, with_primes
 from luffy.import_paths import NotImported, imported
 from luffy.types import Outcome
 
@@ -73,6 +73,7 @@ def _math(answer: str, gold: str, context: str) -> Verdict:
 
 def _strict(answer: str, gold: str, context: str) -> Verdict:
     pair = without_upright_units(*by_label(answer, gold))
+    pair = pair and with_primes(*pair)
     outcome, reason = (Outcome.WRONG, "") if pair is None else strictly_equal(*pair)
     if pair is None or (outcome is Outcome.CORRECT and conflicting(*pair)):
         return Outcome.WRONG, "other names, units or words", None

@@ -112,8 +112,11 @@ def list_records(workspace: Workspace) -> list[RunRecord]:
 
 
 def read_run(directory: Path) -> RunRecord:
-    """The record in `directory`; if it cannot be read, only the stages linked beside it."""
-    links, stages = directory / _STAGES_FOLDER, dict[str, StageEntry]()
+    """The record in `directory`; if it cannot be read or names no stages, those that are linked beside it."""
+    links = directory / _STAGES_FOLDER
+    targets = {link.name: link.resolve() for link in (sorted(links.iterdir()) if links.is_dir() else ())}
+    linked = {node: StageEntry(target.name, target, "", "") for node, target in targets.items()}
+    stages = dict[str, StageEntry]()
     try:
         values = parse_json((directory / RUN_FILE).read_text(encoding="utf-8"))
         for node, stage in values.get("stages", {}).items():
@@ -123,10 +126,8 @@ def read_run(directory: Path) -> RunRecord:
             stages[node] = StageEntry(stage["key"], where, stage.get("action", ""), stage.get("reason", ""))
         names = ("experiment", "pid", "host", "started", "updated", "config", "working_directory")
         given = {name: values[name] for name in names if name in values}
-        return RunRecord(directory, values["state"], stages=stages, **given)
+        return RunRecord(directory, values["state"], stages=stages if "stages" in values else linked, **given)
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        targets = {link.name: link.resolve() for link in (sorted(links.iterdir()) if links.is_dir() else ())}
-        linked = {node: StageEntry(target.name, target, "", "") for node, target in targets.items()}
         return RunRecord(directory, "unreadable", stages=linked)
 
 

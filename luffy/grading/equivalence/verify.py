@@ -76,7 +76,7 @@ def verify_answer(answer: str, ground_truth: str) -> Outcome:
         return known
     if currencies_differ(answer, last_box(ground_truth) or ground_truth):
         return Outcome.WRONG
-    for rule in (without_upright_units, _with_primes):
+    for rule in (without_upright_units, with_primes):
         pair = rule(answer, ground_truth)
         if pair is None:
             return Outcome.WRONG
@@ -109,7 +109,7 @@ def _by_money(answer: str, ground_truth: str) -> Outcome | None:
     return Outcome.WRONG if unit and wanted else None
 
 
-def _with_primes(answer: str, ground_truth: str) -> tuple[str, str] | None:
+def with_primes(answer: str, ground_truth: str) -> tuple[str, str] | None:
     """Both texts with derivatives as primes, `y'` for `\\frac{dy}{dx}` and `\\dot{y}`; None if by other variables.
 
     They stay as they are where only one has derivatives, or the reference does not have the variable of the answer's.

@@ -16,6 +16,8 @@ from luffy.types import Outcome
 
 MATH, STRICT = MathGrader(), StrictMathGrader()
 VERDICTS = [  # reference, answers that both accept, answers that both refuse
+    (r"\frac{dy}{dx}=x", [], [r"\frac{dx}{dy}=x", r"\frac{dy}{dt}=x"]),
+    (r"\frac{\partial f}{\partial x}", [], [r"\frac{\partial f}{\partial y}"]),
     ("1200", ["1,200 people"], ["1,300 people", "1,200 million"]),
     ("70000", ["70,000 dollars"], []),
     ("1200 books", ["1,200 books"], []),

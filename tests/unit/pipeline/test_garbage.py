@@ -98,6 +98,7 @@ def test_what_a_record_names_or_links_stays_with_its_sources_and_for_a_live_one_
     assert going(workspace) == directories(opened(), "evaluate_base", "evaluate_sft", "report")
     file.write_text('{"state": "paused", "started": "yesterday"}')
     assert directory not in going(workspace, older_than_s=0.0)
+    assert going(workspace) == set(), "a record of another version: what is linked beside it"
     file.write_text("{")  # what is linked beside it
     assert going(workspace, keep_runs=0) == set()
     finish_all(opened(OTHER_SFT))
