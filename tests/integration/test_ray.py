@@ -2,14 +2,12 @@
 
 Two clusters, each for a row of tests, which go through a run in order: start, first update, publish, the loss of
 engines and of a rank (at a gate of `synthetic.gated_actors`), end. The first has ZeRO 3, untied embeddings and weights
-by broadcast; in the second, weights go by shared memory. Then clusters that cannot be
-joined, and one that was there before and is whole after a start that failed; `test_two_machines` loses a part of one.
+by broadcast; in the second, weights go by shared memory.
 """
 
 import gc
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -37,7 +35,6 @@ from luffy.cluster.ray_session import Layout, Place, reserve
 from luffy.cluster.supervision import MemberDied
 from luffy.config.model import LoRAConfig
 from luffy.errors import CheckpointError, ClusterError, ConfigError
-from luffy.flows.prefect_api import free_port
 from luffy.rollout.engine import Completion, RolloutRequest
 from luffy.tensor_sharing import SharedTensor
 from luffy.tracking.metrics import without_times
@@ -48,8 +45,6 @@ TESTS = Path(__file__).parents[1]
 MAX_GAP = 1e-4
 # The movement is 1e-3 of the parameters, so float32 rounding of the parameters shows in its fourth digit.
 MAX_MOVEMENT_ERROR = 1e-3
-NUM_CPUS = 4
-"""Of the cluster that was there before."""
 
 
 @pytest.fixture(scope="module")
@@ -317,54 +312,3 @@ def test_memory_that_an_engine_cannot_open_is_sent_through_the_object_store_from
     assert warning == (
         "weights go by object_store from now on, not by ipc: this process does not see GPU GPU-elsewhere"
     )
-
-
-# Clusters of others
-
-
-@pytest.mark.parametrize("answers", [False, True], ids=["nobody listens", "no Ray"])
-def test_an_address_without_a_cluster_is_refused_at_once(tmp_path, answers):
-    with socket.socket() as server:
-        server.bind(("127.0.0.1", 0))
-        if answers:
-            server.listen()
-        spec = spec_of(tmp_path, model_of(tied=True), 0, address=f"127.0.0.1:{server.getsockname()[1]}")
-        # Ray itself, which tries for a minute, is not asked: its error would read "cannot join the Ray cluster".
-        with refused("execution.ray.address", "no Ray cluster answers", error=ConfigError), RayCluster(spec):
-            pass
-
-
-def listens(port: int) -> bool:
-    with socket.socket() as probe:
-        return probe.connect_ex(("127.0.0.1", port)) == 0
-
-
-def test_a_start_that_fails_half_way_releases_everything(tmp_path):
-    command = [str(Path(sys.executable).with_name("ray")), "start", "--head", "--block", "--disable-usage-stats"]
-    layout = [f"--port={(port := free_port())}", f"--num-cpus={NUM_CPUS}", "--num-gpus=0", "--include-dashboard=false"]
-    # Both sides want a token or none; a Ray that this process has started before has settled it.
-    environment = {"RAY_AUTH_MODE": "disabled", **os.environ}
-    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-    head = subprocess.Popen([*command, *layout], env=environment, **quiet)
-    try:
-        wait_until(lambda: listens(port), "Ray's head")
-        # The rank takes it. The engine finds out by itself, before it loads vLLM.
-        spec = spec_of(tmp_path, model_of(tied=True), zero_stage=0, address=f"127.0.0.1:{port}")
-        vllm = spec.execution.vllm.model_copy(update={"max_num_batched_tokens": 8})
-        spec = replace(spec, execution=spec.execution.model_copy(update={"vllm": vllm}))
-        named = ("execution.vllm.max_num_batched_tokens", "8", "64")
-        with refused(*named, error=ConfigError), RayCluster(spec):
-            pass
-        assert not ray.is_initialized()
-        ray.init(address=f"127.0.0.1:{port}", log_to_driver=False)  # as somebody else sees it
-        try:
-            wait_until(lambda: ray.available_resources().get("CPU", 0) == NUM_CPUS, "the return of all CPUs")
-        finally:
-            ray.shutdown()
-        assert head.poll() is None
-    finally:
-        processes = psutil.Process(head.pid).children(recursive=True)
-        head.terminate()
-        head.wait(timeout=PATIENCE_S)
-        for process in psutil.wait_procs(processes, timeout=10)[1]:
-            process.kill()
