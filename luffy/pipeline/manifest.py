@@ -31,9 +31,9 @@ MANIFEST_FILE = "manifest.json"
 _PACKAGES = ("torch", "transformers", "deepspeed", "ray", "vllm", "math-verify", "pyarrow", "numpy", "prefect")
 _REPOSITORY = Path(__file__).resolve().parents[2]
 _CODE = ("*.py", "*.jinja")
-_SETTLED = ("core.fsmonitor=false", f"core.hooksPath={os.devnull}")
-"""Settings of git under which a repository of others runs no program of its own."""
-_DIFF = ("diff", "--no-ext-diff", "--no-textconv", "--ignore-submodules=all", "--binary")
+_SETTLED = ("core.fsmonitor=false", f"core.hooksPath={os.devnull}", "diff.autoRefreshIndex=false")
+"""Settings of git under which a repository of others runs no program of its own; a refresh would filter every file."""
+_DIFF = ("diff", "--no-ext-diff", "--no-textconv", "--ignore-submodules=all")
 _MAX_PATCH_BYTES = 10**7
 _GIT_S = 10.0
 
@@ -221,15 +221,18 @@ def uncommitted_changes(leaving_out: Path) -> dict[str, bytes]:
             continue
         filters = _git(top, "config", "--name-only", "--get-regexp", r"^filter\..*\.(clean|process)$").decode()
         written = {f":(exclude,attr:filter={line.split('.', 1)[1].rpartition('.')[0]})" for line in filters.split()}
-        changed = _git(top, *_DIFF, "--name-only", "-z", "HEAD", "--", ".", *written).split(b"\0")
-        shown = [name for name in map(os.fsdecode, filter(None, changed)) if not _is_private(top / name)]
-        patch = _git(top, *_DIFF, "HEAD", "--", *(f":(literal){name}" for name in shown)) if shown else b""
+        # A file that was only touched is not in the counts of lines, and would be among the names.
+        counts = _git(top, *_DIFF, "--numstat", "--no-renames", "-z", "HEAD", "--", ".", *written).split(b"\0")
+        changed = [os.fsdecode(count).split("\t", 2)[2] for count in counts if count]
+        shown = [name for name in changed if not _is_private(top / name)]
+        patch = _git(top, *_DIFF, "--binary", "HEAD", "--", *(f":(literal){name}" for name in shown)) if shown else b""
         for name in filter(None, _git(top, "ls-files", "-z", "--others", "--exclude-standard", *_CODE).split(b"\0")):
             path = top / os.fsdecode(name)
-            if path.is_relative_to(leaving_out) or _is_private(path):
+            kind = _git(top, "check-attr", "-z", "filter", "--", os.fsdecode(name)).split(b"\0")[2:3]
+            if path.is_relative_to(leaving_out) or _is_private(path) or kind != [b"unspecified"]:
                 continue
             if len(patch) + path.stat().st_size <= _MAX_PATCH_BYTES:
-                patch += _git(top, *_DIFF, "--no-index", "--", os.devnull, os.fsdecode(name))
+                patch += _git(top, *_DIFF, "--binary", "--no-index", "--", os.devnull, os.fsdecode(name))
         patches[top.name] = patch
     return {name: patch for name, patch in patches.items() if patch}
 

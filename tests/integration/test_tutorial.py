@@ -67,8 +67,9 @@ def test_every_command_works_in_turn_and_in_the_whole_sft_learns_what_the_tutori
     assert len(printed) >= 6
     measured, promised = accuracies(printed["luffy run own_data\n"]), accuracies(TUTORIAL)
     assert len(measured) == len(promised) == 3
-    for (accuracy, *_), (_, low, high) in zip(measured[:2], promised[:2], strict=True):
-        assert low <= accuracy <= high or not IS_WHOLE
+    if IS_WHOLE:
+        for (accuracy, *_), (_, low, high) in zip(measured[:2], promised[:2], strict=True):
+            assert low <= accuracy <= high
     assert promised[-1][0] > 50
     assert (tmp_path / "workspace/runs/own_data-1/report.html").is_file()
     assert (tmp_path / "workspace/runs/compare_mine-1/comparison.html").is_file()

@@ -1,5 +1,6 @@
 """An unpacked experiment may be a git repository with a configuration of its author's, and private files beside it."""
 
+import os
 import subprocess
 from pathlib import Path
 
@@ -29,7 +30,8 @@ def repository(tmp_path, monkeypatch) -> Path:
     folder = tmp_path / "mine"
     folder.mkdir()
     monkeypatch.chdir(folder)
-    (folder / "a.py").write_text("one = 1\n")
+    (folder / "a.py").write_text("one\n")
+    (folder / "same.py").write_text("one\n")
     (folder / "drawn.txt").write_text("one\n")
     (folder / "filtered.txt").write_text("one\n")
     (folder / "keys.env").write_text("KEY=1\n")
@@ -44,12 +46,15 @@ def test_a_repository_of_others_runs_no_program(repository, tmp_path):
     hooks.mkdir()
     (hooks / "post-index-change").write_text(f"#!/bin/sh\ntouch {mark}\n")
     (hooks / "post-index-change").chmod(0o700)
-    (repository / ".gitattributes").write_text("drawn.txt diff=mine\nfiltered.txt filter=mine\n")
+    (repository / ".gitattributes").write_text("drawn.txt diff=mine\nf*ed.* filter=mine\n")
+    (repository / "fetched.py").write_text("unknown to git\n")
     with (repository / ".git/config").open("a") as config:
         config.write(RUNS_PROGRAMS.format(mark=mark, hooks=hooks))
     for name in ("a.py", "drawn.txt", "filtered.txt"):
-        (repository / name).write_text("two = 2\n")
+        (repository / name).write_text("two\n")  # as long as before: git compares the contents, by filters
+    os.utime(repository / "same.py", (1, 1))  # as after unpacking: git then looks at all files again
     patch = uncommitted_changes(repository / "workspace")["mine"]
+    assert b"same.py" not in patch and b"fetched.py" not in patch
     assert not mark.exists()
     assert b"a.py" in patch and b"drawn.txt" in patch
     # Seen to be run by git itself.
