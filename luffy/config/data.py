@@ -107,6 +107,8 @@ class AnswerField(StrictModel):
     r"""Only the content of the last `\boxed{}` (MATH: the answer inside its solution)."""
     element: int | Literal["all"] | None = None
     """Only this element (from 0) of a list, also one written as text; `all`: joined by commas (OlympiadBench)."""
+    or_boxed_in: str | None = None
+    r"""A row without a value gets the content of the last `\boxed{}` in this column."""
 
     def _complaints(self) -> Iterator[str]:
         if self.after is not None and self.boxed:
@@ -391,7 +393,7 @@ class DataConfig(StrictModel):
     sft: SFTViewConfig = SFTViewConfig()
     rl: Annotated[Literal["train", "complement"], NOT_IDENTITY] = "train"  # all splits are written, whichever RL reads
     """RL's prompts. `train`: all training prompts, those of SFT among them. `complement`: those whose traces SFT does
-    not get, without any trace: the prompts beyond `sft.unique_train_examples`, and those that lost their traces."""
+    not get, without any trace: the prompts beyond `sft.unique_train_examples`, and those that have no usable trace."""
     validation_prompts: NonNegativeInt = 0
     """Training prompts held out in `validation.parquet`, chosen by seed."""
     rejected_samples: NonNegativeInt = 5

@@ -32,6 +32,9 @@ class SourceCard:
     rows_out: int
     quarantined: int
     """Malformed rows, the first thousand of them in `quarantine.jsonl`."""
+    remarks: Mapping[str, int]
+    """Rows without a trace, by why: `all_traces_rejected` or `no_trace_given`; rows whose `own_system_prompt` stands in
+    place of `data.system_prompt`."""
     malformed: Mapping[str, int]
     """Malformed rows by the field that is wrong; `(line)`: not JSON at all."""
     rejected: Mapping[str, int]
@@ -99,6 +102,7 @@ def source_card(
         rows_in=statistics.rows_in,
         rows_out=len(prompts),
         quarantined=statistics.malformed.total(),
+        remarks=_sorted(statistics.remarks),
         malformed=_sorted(statistics.malformed),
         rejected=_sorted({**statistics.rejected, **selection.rejected}),
         rejected_traces=_sorted(statistics.rejected_traces),
@@ -170,6 +174,7 @@ def card_markdown(card: DataCard) -> str:
             "malformed rows": source.malformed,
             "rejected rows": source.rejected,
             "rejected traces": source.rejected_traces,
+            "remarks": source.remarks,
             "tokens of the longest": source.longest_rejected,
             "traces graded": source.trace_outcomes,
             "traces played again": source.replays,

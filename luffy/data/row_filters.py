@@ -152,7 +152,7 @@ class FilteredRow:
     prompt: Prompt
     """With only its usable traces."""
     reason: Rejection | None
-    """Why the row is rejected; for a row that loses all its traces, why its first trace is."""
+    """None: it passed, perhaps without any of its traces."""
     prompt_tokens: int
     trace_tokens: tuple[int, ...]
     """Lengths of the usable traces, stop token included."""
@@ -162,7 +162,6 @@ class FilteredRow:
     rejected_traces: tuple[tuple[Trace, Rejection], ...]
     hits: tuple[tuple[str, Hit], ...] = ()
     """`prompt` or `trace`, and the benchmark problem that it contains."""
-    lost_its_traces: bool = False
     too_long: Mapping[Rejection, int] = field(default_factory=dict)
     """Tokens of the prompt and of the longest trace that are rejected for their length."""
     gold: "Gold | None" = None
@@ -255,7 +254,8 @@ class RowFilter:
     def apply(self, prompts: Sequence[Prompt], grader: GraderPool) -> list[FilteredRow]:
         """Return one verdict per prompt, in order.
 
-        A prompt that came with traces and loses all of them is rejected; one that came without any stays.
+        A prompt that loses all its traces stays, like one that came without any: RL then sees the same problems whether
+        a bad trace was removed here or before.
         """
         prompts = self.normalised(prompts)
         judged = self.judged(prompts, grade_traces(prompts, grader, self.template))
@@ -268,8 +268,8 @@ class RowFilter:
         for place, row in enumerate(judged):
             gold = golds.get(place, (MEETS_ITSELF, Outcome.CORRECT))
             judged[place] = row = dataclasses.replace(row, gold=gold)
-            if gold[0] == FAILS and (row.reason is None or row.lost_its_traces):
-                judged[place] = dataclasses.replace(row, reason=Rejection.REFERENCE_FAILS, lost_its_traces=False)
+            if gold[0] == FAILS and row.reason is None:
+                judged[place] = dataclasses.replace(row, reason=Rejection.REFERENCE_FAILS)
         return judged
 
     @property
@@ -334,20 +334,18 @@ class RowFilter:
                 rejected.append((each.trace, against))
             if against is Rejection.TRACE_HOLDS_BENCHMARK_PROBLEM and each.held is not None:
                 hits.append(("trace", each.held))
-        lost = reason is None and bool(prompt.traces) and not usable
         too_long = {Rejection.PROMPT_TOO_LONG: length} if reason is Rejection.PROMPT_TOO_LONG else {}
         if any(against is Rejection.TRACE_TOO_LONG for _, against in rejected):
             too_long[Rejection.TRACE_TOO_LONG] = max(each.num_tokens for each in traces)
         return FilteredRow(
             prompt=_with_traces(prompt, tuple([trace for trace, _ in usable])) if traces else prompt,
-            reason=rejected[0][1] if lost else reason,
+            reason=reason,
             prompt_tokens=length,
             trace_tokens=tuple([tokens for _, tokens in usable]),
             outcomes=tuple([each.outcome for each in traces]),
             replays=tuple([each.replayed for each in traces if each.replayed is not None]),
             rejected_traces=tuple(rejected),
             hits=tuple(hits),
-            lost_its_traces=lost,
             too_long=too_long,
         )
 

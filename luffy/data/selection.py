@@ -41,8 +41,6 @@ class PassedRows:
     """Hashes of all traces, row by row."""
     sketches: npt.NDArray[np.uint16]
     """MinHash signatures of the problems; empty when near duplicates are not filtered."""
-    complement_sketches: npt.NDArray[np.uint16]
-    """Those of the prompts that lost their traces, which are no rows here."""
     all_verified: Mask
     any_verified: Mask
     """Rows with a trace that was graded correct."""
@@ -126,18 +124,6 @@ def select(rows: PassedRows, rules: Rules) -> Selection:
         selection.owners[orphans] = numbers[orphans]
         _reject(selection, orphans, Rejection.NEAR_DUPLICATE)
     return selection
-
-
-def near_duplicates_in_complement(rows: PassedRows, kept: Mask, threshold: float | None) -> frozenset[int]:
-    """Return which prompts that lost their traces nearly repeat a `kept` row or an earlier one of their own.
-
-    They are numbered from 0 in the order of the shards. Without a threshold there are none.
-    """
-    if threshold is None:
-        return frozenset()
-    first = near_duplicate_clusters(np.concatenate([rows.sketches[kept], rows.complement_sketches]), threshold)
-    repeated = first != np.arange(len(first))
-    return frozenset(np.flatnonzero(repeated[int(kept.sum()) :]).tolist())
 
 
 def merged(rows: PassedRows, selection: Selection) -> PassedRows:

@@ -5,7 +5,6 @@
 A shard is 16,384 short rows or 8 MB of text, independent of the number of processes. Its files in `folder`:
 
     00007.parquet               the rows that passed, in `luffy.data.schema.SCHEMA`
-    00007.complement.parquet    prompts that keep all rules but lost their traces
     00007.npz                   lengths, keys of problems, answers and traces of the rows that passed, and sketches
     00007.json                  the statistics, written last: a shard that has them is finished
     inputs.txt                  what the shards were made from
@@ -33,7 +32,7 @@ import numpy as np
 from luffy.confidential import may_show_prompt
 from luffy.config.execution import ExecutionConfig
 from luffy.config.grading import GradingConfig, reward_models
-from luffy.data.overlap import NUM_HASHES, Signatures, signature
+from luffy.data.overlap import NUM_HASHES, signature
 from luffy.data.parquet import chunked, text_size, write_prompts
 from luffy.data.row_filters import (
     FAILS,
@@ -83,6 +82,7 @@ class FilterJob:
     tokenizer is built included, since the result depends on all of them."""
 
 
+ALL_REJECTED, NONE_GIVEN, OWN_SYSTEM = "all_traces_rejected", "no_trace_given", "own_system_prompt"
 _MOST_QUARANTINED = 1000
 """Malformed rows of a source that `quarantine.jsonl` shows: 4 kB of parquet may hold 300,000 of them."""
 _QUARANTINED_SIZE = 1000
@@ -103,6 +103,8 @@ class ShardStatistics:
     authors: Counter[str] = field(default_factory=Counter)
     """Traces that passed; `data_sources`: rows that passed."""
     data_sources: Counter[str] = field(default_factory=Counter)
+    remarks: Counter[str] = field(default_factory=Counter)
+    """Rows without a trace, by why, and those whose own system prompt stands in place of `data.system_prompt`."""
     malformed: Counter[str] = field(default_factory=Counter)
     """Malformed rows by the field at fault."""
     quarantined: list[dict[str, object]] = field(default_factory=list)
@@ -184,12 +186,6 @@ def digest(text: str) -> int:
 
 def filter_shard(job: FilterJob, index: int, rows: Sequence[Row], folder: Path, grader: GraderPool) -> None:
     """Filter the rows and write the shard's files; DataError where a row names a grader that does not exist."""
-
-    def sketches(prompts: Sequence[Prompt]) -> Signatures:
-        sketched = prompts if job.filter.rules.near_duplicates is not None else []
-        found = [signature(problem_text(prompt.messages)) for prompt in sketched]
-        return np.array(found, dtype=np.uint16).reshape(-1, NUM_HASHES)
-
     prompts = [row for row in rows if isinstance(row, Prompt)]
     grading = job.grading
     unknown = sorted({prompt.grader for prompt in prompts if prompt.grader is not None} - set(grading.names))
@@ -200,20 +196,21 @@ def filter_shard(job: FilterJob, index: int, rows: Sequence[Row], folder: Path, 
         )
     if job.remove_system:
         prompts = without_system(prompts)
+    own = 0
     if job.system_prompt is not None:
+        own = sum(any(message.role == "system" for message in prompt.messages) for prompt in prompts)
         prompts = with_system_prompt(prompts, job.system_prompt)
     if job.instructions:
         prompts = with_instructions(prompts, job.instructions)
     judged = job.filter.apply(prompts, grader)
     passed = [row for row in judged if row.reason is None]
     write_prompts(_file(folder, index, "parquet"), [row.prompt for row in passed])
-    complement = [row.prompt for row in judged if row.lost_its_traces]
-    if complement:
-        write_prompts(_file(folder, index, "complement.parquet"), complement)
     compared = passed if job.filter.rules.repeats != "allow" else []
     problems = [digest(problem_key(row.prompt.messages)) for row in compared]
     answers = [digest(f"{row.prompt.grader}:{row.prompt.ground_truth}") for row in compared]
     traces = [digest(trace.text) for row in compared for trace in row.prompt.traces]
+    sketched = passed if job.filter.rules.near_duplicates is not None else []
+    sketches = [signature(problem_text(row.prompt.messages)) for row in sketched]
     verified = [[bool(trace.verified) for trace in row.prompt.traces] for row in passed]
     with replacing(_file(folder, index, "npz")) as file:
         np.savez(
@@ -224,12 +221,12 @@ def filter_shard(job: FilterJob, index: int, rows: Sequence[Row], folder: Path, 
             problems=np.array(problems, dtype=np.uint64),
             answers=np.array(answers, dtype=np.uint64),
             traces=np.array(traces, dtype=np.uint64),
-            sketches=sketches([row.prompt for row in passed]),
-            complement_sketches=sketches(complement),
+            sketches=np.array(sketches, dtype=np.uint16).reshape(-1, NUM_HASHES),
             all_verified=np.array(list(map(all, verified)), dtype=np.bool_),
             any_verified=np.array(list(map(any, verified)), dtype=np.bool_),
         )
     statistics = _statistics(rows, judged, job.samples)
+    statistics.remarks += Counter({OWN_SYSTEM: own})
     contents = {part.name: getattr(statistics, part.name) for part in fields(statistics)}
     write_atomic(_file(folder, index, "json"), json.dumps(contents))
 
@@ -300,6 +297,8 @@ def _statistics(rows: Sequence[Row], judged: Sequence[FilteredRow], samples: int
             statistics.add_gold(row.prompt.uid, row.gold)
         if row.reason is None:
             statistics.data_sources[row.prompt.data_source] += 1
+            if not row.trace_tokens:
+                statistics.remarks[ALL_REJECTED if row.rejected_traces else NONE_GIVEN] += 1
             statistics.authors.update(trace.author for trace in row.prompt.traces)
         else:
             statistics.rejected[row.reason] += 1
@@ -309,7 +308,7 @@ def _statistics(rows: Sequence[Row], judged: Sequence[FilteredRow], samples: int
         problem = "" if hidden else problem_text(row.prompt.messages)[:_SHOWN_CHARACTERS]
         common = {"uid": row.prompt.uid, "problem": problem, "ground_truth": row.prompt.ground_truth if problem else ""}
         found: list[tuple[str, dict[str, object]]] = []
-        if row.reason is not None and not row.lost_its_traces:
+        if row.reason is not None:
             found.append((row.reason, {}))
         for trace, reason in row.rejected_traces:
             end = trace.text[-_SHOWN_CHARACTERS:] if problem else ""

@@ -10,16 +10,15 @@ the spill files of their target shards, then each target shard is rewritten:
     00007.spill.jsonl       traces for rows of the shard, in the order of the rows they come from
     00007.merged.parquet    the shard with these traces, in place of 00007.parquet
 
-`add_traces` writes the files of prepare_data with more traces, and the rows that these make usable. A prompt keeps its
-own traces, in front of the new ones. A prompt that had lost all of its traces joins the training rows if it gets a new
-one, else it stays in the complement. SFT's rows are chosen as prepare_data chooses them.
+`add_traces` writes the files of prepare_data with more traces. A prompt keeps its own, in front of the new ones. SFT's
+rows are chosen as prepare_data chooses them.
 """
 
 import dataclasses
 import itertools
 import json
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -30,9 +29,8 @@ from pydantic import TypeAdapter
 
 from luffy.config.data import DataConfig
 from luffy.data.parquet import iterate_prompts, read_prompts, write_prompts, write_tables
-from luffy.data.schema import problem_key
 from luffy.data.selection import Mask, PassedRows, Selection
-from luffy.data.shards import digest, finished_shards
+from luffy.data.shards import finished_shards
 from luffy.errors import DataError
 from luffy.files import link_or_copy
 from luffy.seeds import derive_seed
@@ -112,37 +110,9 @@ def write_correct(path: Path, folder: Path, kept: Mask) -> int:
     return write_prompts(path, (found for prompt in _prompts(folder, kept) if (found := _correct_only(prompt)).traces))
 
 
-def write_complement(
-    path: Path,
-    folder: Path,
-    kept: Mask,
-    taken: Collection[str],
-    problems: Iterable[int],
-    near_duplicates: Collection[int],
-) -> int:
-    """Write the prompts that `kept` selects and those that lost their traces, all without traces; returns how many.
-
-    Each uid occurs at most once, and never if another split has `taken` it. Among the prompts that lost their traces,
-    each problem (`luffy.data.shards.digest`) occurs at most once, and never if it is in `problems` (all splits); those
-    with the numbers `near_duplicates` are left out.
-    """
-    seen, known = set(taken), set(problems)
-    complements = [file.with_suffix(".complement.parquet") for file in finished_shards(folder)]
-
-    def fresh() -> Iterator[Prompt]:
-        lost = itertools.chain.from_iterable(iterate_prompts(file) for file in complements if file.is_file())
-        selected = ((None, prompt) for prompt in _prompts(folder, kept))
-        for number, prompt in itertools.chain(selected, enumerate(lost)):
-            if number is not None:
-                problem = digest(problem_key(prompt.messages))
-                if problem in known or number in near_duplicates:
-                    continue
-                known.add(problem)
-            if prompt.uid not in seen:
-                seen.add(prompt.uid)
-                yield dataclasses.replace(prompt, traces=())
-
-    return write_prompts(path, fresh())
+def write_bare(path: Path, folder: Path, kept: Mask) -> int:
+    """Like `write_rows`, but without traces."""
+    return write_prompts(path, (dataclasses.replace(prompt, traces=()) for prompt in _prompts(folder, kept)))
 
 
 def write_luffy(path: Path, prepared: Path) -> int:
@@ -220,12 +190,6 @@ class WrittenData:
     """Traces of the training rows by origin; empty where the data was not rewritten."""
 
 
-def prompts_without_their_traces(folder: Path) -> Iterator[Prompt]:
-    """Prompts of prepare_data's complement that are not among its training rows: no trace of theirs was usable."""
-    training = {prompt.uid for prompt in iterate_prompts(folder / TRAIN)}
-    return (prompt for prompt in iterate_prompts(folder / COMPLEMENT) if prompt.uid not in training)
-
-
 def add_traces(
     out: Path,
     folder: Path,
@@ -244,8 +208,7 @@ def add_traces(
     written = WrittenData()
 
     def rows(*, counted: bool = False) -> Iterator[Prompt]:
-        late = (prompt for prompt in prompts_without_their_traces(folder) if added(prompt.uid))
-        for prompt in itertools.chain(iterate_prompts(folder / TRAIN), late):
+        for prompt in iterate_prompts(folder / TRAIN):
             known = {trace.text for trace in prompt.traces}
             fresh = tuple(trace for trace in added(prompt.uid) if trace.text not in known)
             kept = (*prompt.traces, *fresh)
@@ -272,9 +235,7 @@ def add_traces(
     chosen = set(sorted(candidates, key=lambda uid: derive_seed(seed, "sft-view", uid))[:wanted])
     sft = (prompt for prompt in rows() if prompt.uid in chosen)
     written.sft_rows = write_prompts(out / SFT, map(_correct_only, sft) if data.sft.correct_only else sft)
-    others = (prompt for prompt in rows() if prompt.uid not in chosen)
-    lost = (prompt for prompt in prompts_without_their_traces(folder) if not added(prompt.uid))
-    bare = (dataclasses.replace(prompt, traces=()) for prompt in itertools.chain(others, lost))
+    bare = (dataclasses.replace(prompt, traces=()) for prompt in rows() if prompt.uid not in chosen)
     if not write_prompts(out / COMPLEMENT, bare) and data.rl == "complement":
         raise DataError(EMPTY_COMPLEMENT)
     if (folder / VALIDATION).is_file():

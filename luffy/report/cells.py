@@ -179,9 +179,9 @@ def sources_table(sources: "Mapping[str, Mapping[str, Any]]") -> Table:
     def quantiles(tokens: Mapping[str, int]) -> str:
         return f"{tokens['p50']} (max {tokens['max']})" if tokens else NONE
 
-    def rejected(source: Mapping[str, Any]) -> str:
-        folded = {"folded into another": source["folded"]} if source.get("folded") else {}
-        return tally({**source["rejected"], **folded}, source.get("longest_rejected"))
+    def rejected(source: Mapping[str, Any], what: str) -> str:
+        folded = {"folded into another": source["folded"]} if what == "rejected" and source.get("folded") else {}
+        return tally({**source[what], **folded}, source.get("longest_rejected"))
 
     return table_of(
         sources.items(),
@@ -191,8 +191,8 @@ def sources_table(sources: "Mapping[str, Mapping[str, Any]]") -> Table:
             "rows in": lambda item: f"{item[1]['rows_in']:,}",
             "rows out": lambda item: f"{item[1]['rows_out']:,}",
             "traces": lambda item: f"{item[1]['traces_out']:,}",
-            "rejected rows": lambda item: rejected(item[1]),
-            "rejected traces": lambda item: tally(item[1]["rejected_traces"]),
+            "rejected rows": lambda item: rejected(item[1], "rejected"),
+            "rejected traces": lambda item: rejected(item[1], "rejected_traces"),
             "malformed, by field": lambda item: tally(item[1]["malformed"]),
             "prompt tokens": lambda item: quantiles(item[1]["prompt_tokens"]),
             "trace tokens": lambda item: quantiles(item[1]["trace_tokens"]),

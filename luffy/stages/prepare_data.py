@@ -35,13 +35,20 @@ from luffy.data.selection import (
     hold_out,
     keep_difficulty,
     merged,
-    near_duplicates_in_complement,
     read_passed_rows,
     select,
 )
-from luffy.data.shards import FilterJob, ShardStatistics, filter_source, finished_shards, read_statistics
+from luffy.data.shards import (
+    ALL_REJECTED,
+    OWN_SYSTEM,
+    FilterJob,
+    ShardStatistics,
+    filter_source,
+    finished_shards,
+    read_statistics,
+)
 from luffy.data.sources import TraceSource, open_source
-from luffy.data.splits import EMPTY_COMPLEMENT, write_complement, write_correct, write_luffy, write_merged, write_rows
+from luffy.data.splits import EMPTY_COMPLEMENT, write_bare, write_correct, write_luffy, write_merged, write_rows
 from luffy.data.tokenizer import adapt_tokenizer, build_tokenizer, texts_of
 from luffy.environments.registry import check_template, instructions_by_source, open_scored
 from luffy.environments.trace_replay import EnvironmentReplayer
@@ -259,6 +266,14 @@ def _finished(
         logger.warning("%s: columns that are not read, with how many of its first rows have a value: %s", name, named)
     card = source_card(name, source.kind, source.inputs(), statistics, selection, unread, lengths)
     logger.info("%s: %d of %d rows", name, card.rows_out, card.rows_in)
+    if own := statistics.remarks[OWN_SYSTEM]:
+        logger.warning("%s: %d rows keep their own system prompt; data.system_prompt is not added to them", name, own)
+    if lost := statistics.remarks[ALL_REJECTED]:
+        reasons = ", ".join(f"{count} {reason}" for reason, count in card.rejected_traces.items())
+        logger.warning(
+            "%s: %d rows lost all their traces and stay without one; rejected traces: %s; %s",
+            *(name, lost, reasons, "; ".join(remedies(card.rejected_traces, statistics.longest))),
+        )
     return card, files
 
 
@@ -271,9 +286,7 @@ def _write_splits(out: Path, folder: Path, rows: PassedRows, kept: Mask, setting
     write_rows(out / "train.parquet", folder, training)
     needs_care = data.sft.correct_only and not rows.all_verified[sft].all()
     (write_correct if needs_care else write_rows)(out / "sft.parquet", folder, sft)
-    taken, problems = rows.uids[sft | held_out].tolist(), rows.problems[kept].tolist()
-    near = near_duplicates_in_complement(rows, kept, data.filters.near_duplicates)
-    left_to_rl = write_complement(out / "rl_complement.parquet", folder, training & ~sft, taken, problems, near)
+    left_to_rl = write_bare(out / "rl_complement.parquet", folder, training & ~sft)
     if data.rl == "complement" and not left_to_rl:
         raise DataError(EMPTY_COMPLEMENT)
     files = ["train.parquet", "sft.parquet", "rl_complement.parquet"]

@@ -31,7 +31,10 @@ def run(settings: SFTSettings, context: StageContext) -> StageResult:
     prompts = read_demonstrations(context.inputs["data"], sft.num_traces, settings.seed)
     examples = trace_examples(tokenizer, prompts, history_of(settings.environment))
     if not examples:
-        raise DataError("data.train: no row has a trace; SFT needs demonstrations")
+        raise DataError(
+            "data.train: no row has a trace, and SFT needs demonstrations; card.md of prepare_data says why they were "
+            "rejected"
+        )
     plan = SupervisedPlan(
         steps=sft.num_steps(len(examples)),
         batch_size=sft.batch_size,

@@ -34,7 +34,7 @@ from luffy.data.parquet import iterate_prompts
 from luffy.data.pass_rates import card_json
 from luffy.data.row_filters import RowFilter, Rules
 from luffy.data.sources import open_source
-from luffy.data.splits import TRAIN, add_traces, prompts_without_their_traces
+from luffy.data.splits import TRAIN, add_traces
 from luffy.data.synthesis_card import SynthesisCard
 from luffy.data.templates import load_tokenizer, prompt_lengths, render_prompts, with_opened_thinking
 from luffy.data.tokenizer import adapt_tokenizer
@@ -72,7 +72,7 @@ def run(settings: SynthesizeSettings, context: StageContext) -> StageResult:
     # Without their traces, which would take most of the memory; to be rewritten, each keeps its first correct one.
     wants_all, rewrites = settings.synthesize.prompts == "all", settings.synthesize.rewrite is not None
     prompts = []
-    for prompt in _all_prompts(data):
+    for prompt in iterate_prompts(data / TRAIN):
         if wants_all or not prompt.traces:
             right = tuple(trace for trace in prompt.traces if trace.verified and not trace.turns)
             prompts.append(replace(prompt, traces=right[:1] if rewrites else ()))
@@ -90,7 +90,7 @@ def run(settings: SynthesizeSettings, context: StageContext) -> StageResult:
     taught = {prompt.uid for prompt in prompts if any(turn.usable(prompt.uid) for turn in turns)}
     in_vain = asked - taught
     card = SynthesisCard(
-        prompts=sum(1 for _ in _all_prompts(data)),
+        prompts=sum(1 for _ in iterate_prompts(data / TRAIN)),
         asked_about=len(prompts),
         given=len(taught),
         without=tuple(prompt.uid for prompt in prompts if prompt.uid in in_vain),
@@ -249,12 +249,6 @@ def _kept_traces(turns: Sequence[TeacherTurn], work: Work, uid: str) -> list[Tra
                 traces.append(replace(trace, text=text))
         found += kept_traces(traces, config.keep)
     return found
-
-
-def _all_prompts(data: Path) -> Iterator[Prompt]:
-    """The training rows, and the prompts that lost their traces."""
-    yield from iterate_prompts(data / TRAIN)
-    yield from prompts_without_their_traces(data)
 
 
 def _benchmarks(config: DataConfig, data: Path, seed: int) -> BenchmarkIndex:

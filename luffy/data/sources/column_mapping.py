@@ -135,6 +135,8 @@ def columns_of(fields: FieldsConfig) -> list[str]:
 
 def _answer(row: Mapping[str, object], field: AnswerField) -> str:
     value = value_at(row, field.column)
+    if value in (None, "") and field.or_boxed_in is not None and value_at(row, field.or_boxed_in) is not None:
+        return _answer(row, AnswerField(column=field.or_boxed_in, boxed=True))
     if (turns := last_turns(value, field.column)) is not None:
         value = turns[-1].content if turns else None
     items = None if field.element is None else as_list(value)
@@ -277,6 +279,8 @@ def recognised(rows: Sequence[Mapping[str, object]], data_source: str) -> tuple[
         texts = [value for value in stated[answer.column] if isinstance(value, str)]
         is_solution = answer.column in written or any(not text.lstrip(" $").startswith(_MARKS) for text in texts)
         trace = answer.column if is_solution else trace
+    elif answer is not None and any("\\boxed" in text for text in written.get(trace or "", ())):
+        answer = answer.model_copy(update={"or_boxed_in": trace})
     fields: dict[str, object] = {
         "data_source": data_source,
         "problem": problem or "COLUMN",

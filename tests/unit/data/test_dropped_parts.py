@@ -77,6 +77,15 @@ def test_a_completion_that_calls_tools_in_fields_of_its_own_is_refused_with_the_
         load_source(FileSource(kind="file", path=str(tmp_path / "a.jsonl")), "train", 1)
 
 
+def test_a_row_without_an_answer_is_read_by_the_box_of_its_completion_whatever_the_others_have(tmp_path):
+    rows = [{"prompt": f"{n} + 1?", "completion": rf"So \\boxed{{{n + 1}}}"} for n in range(6)]
+    rows += [{"prompt": "3 + 4?", "completion": "Seven.", "answer": "7"}, {"prompt": "5?", "completion": "Five."}]
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(each) + "\n" for each in rows))
+    loaded = load_source(FileSource(kind="file", path=str(tmp_path / "a.jsonl")), "train", 1)
+    assert [prompt.ground_truth for prompt in loaded.prompts] == [*map(str, range(1, 7)), "7"]
+    assert [row.field for row in loaded.quarantined] == ["completion"]
+
+
 def test_alpacas_instruction_is_no_question_without_its_input(tmp_path):
     (tmp_path / "a.jsonl").write_text('{"instruction": "Add.", "input": "1 and 1", "output": "\\\\boxed{2}"}\n')
     with refused("instruction", error=DataError):

@@ -86,11 +86,11 @@ def judge(
         # Limits count the opening token of a prompt and the stop token of a trace.
         ("1" * 10, ["2" * 11], UNVERIFIED, None, ["2" * 11], []),
         ("1" * 11, [], UNVERIFIED, Rejection.PROMPT_TOO_LONG, [], []),
-        ("1", ["2" * 12], UNVERIFIED, Rejection.TRACE_TOO_LONG, [], ["trace_too_long"]),
-        # A prompt that loses all traces is dropped; one that had none stays.
-        ("1", [WRONG, RIGHT * 9], RULES, Rejection.TRACE_WRONG, [], ["trace_wrong", "trace_too_long"]),
+        ("1", ["2" * 12], UNVERIFIED, None, [], ["trace_too_long"]),
+        # A prompt that loses all traces stays, like one that had none.
+        ("1", [WRONG, RIGHT * 9], RULES, None, [], ["trace_wrong", "trace_too_long"]),
         ("2", [], RULES, None, [], []),
-        ("3", [RIGHT + "<|eos|>"], RULES, Rejection.TRACE_HOLDS_STOP_TOKEN, [], ["trace_holds_stop_token"]),
+        ("3", [RIGHT + "<|eos|>"], RULES, None, [], ["trace_holds_stop_token"]),
         (
             "1",
             [RIGHT * 9, RIGHT, WRONG, "no box", "<think>" + RIGHT],
@@ -105,9 +105,7 @@ def judge(
 def test_a_prompt_stays_with_its_good_traces(grader, question, traces, rules, reason, kept, rejected):
     (row,) = judge(grader, prompt(question, *traces), rules=rules)
     assert (row.reason, [str(why) for _, why in row.rejected_traces]) == (reason, rejected)
-    assert row.lost_its_traces is (reason is not None and bool(traces))
-    if reason is None:
-        assert [trace.text for trace in row.prompt.traces] == kept
+    assert [trace.text for trace in row.prompt.traces] == kept
 
 
 def test_a_row_knows_its_sizes_and_verdicts(grader: GraderPool) -> None:

@@ -158,11 +158,18 @@ CASES = {  # rows, settings, what is left in each file, what the card says of th
     ),
     "a grader that rows name grades them": (
         [styled(number, "choice", truth, "The answer is (C)") for number, truth in ((1, "C"), (2, "B"))],
-        {}, {"train": {"Question 1 of choice": ["The answer is (C)"]}}, {"rejected": {"trace_wrong": 1}},
+        {}, {"train": {"Question 1 of choice": ["The answer is (C)"], "Question 2 of choice": []}},
+        {"rejected": {}, "rejected_traces": {"trace_wrong": 1}},
     ),
     "a prompt without a trace takes over that of a later row": (
         one_trace(*((f"Problem {n}?", None) for n in range(6)), ("Problem 2?", boxed("Late."))),
         {}, {"sft": {"Problem 2?": [boxed("Late.")]}}, {"rows_out": 6},
+    ),
+    "a rejected trace takes its prompt out of RL no more than a missing one": (
+        one_trace(("A?", WRONG), ("B?", None), ("C?", boxed("Well,")), ("D?", WRONG), ("D?", boxed("Late."))),
+        {"sft": {"unique_train_examples": 1}},
+        {"train": {"A?": [], "B?": [], "C?": [boxed("Well,")], "D?": [boxed("Late.")]}},
+        {"remarks": {"all_traces_rejected": 2, "no_trace_given": 1}, "rejected_traces": {"trace_wrong": 2}},
     ),
     "difficulty and correctness are those of all merged traces": (
         one_trace(("A?", STEPS), ("B?", STEPS), ("A?", boxed("short")), ("B?", WRONG)),
@@ -190,7 +197,7 @@ def test_rows_in_and_what_is_left_of_them(tmp_path, monkeypatch, rows, settings,
     assert not list((tmp_path / "out").rglob("*.spill.jsonl"))
 
 
-def test_rejected_and_malformed_rows_are_accounted_for(tmp_path, capsys):
+def test_rejected_and_malformed_rows_are_accounted_for(tmp_path, capsys, caplog):
     rows = [
         *[row("1 + 1", "\\boxed{2}", "2")] * 2,
         row("1 + 2", "\\boxed{4}", "3"),
@@ -199,8 +206,10 @@ def test_rejected_and_malformed_rows_are_accounted_for(tmp_path, capsys):
     ]
     out = tmp_path / "out"
     card = prepare(out, **{**SMALL, "train": written(tmp_path / "d.jsonl", rows)})["train"]
-    assert (card["rows_in"], card["rows_out"], card["quarantined"]) == (5, 1, 1)
-    assert card["rejected"] == {"duplicate_uid": 1, "trace_too_long": 1, "trace_wrong": 1}
+    assert (card["rows_in"], card["rows_out"], card["quarantined"]) == (5, 3, 1)
+    assert card["rejected"] == {"duplicate_uid": 1}
+    assert card["rejected_traces"] == {"trace_too_long": 1, "trace_wrong": 1}
+    assert "2 rows lost all their traces" in caplog.text and "data.max_trace_tokens" in caplog.text
     assert card["malformed"] == {"reward_model.ground_truth": 1}
     (longest,) = card["longest_rejected"].values()
     show_card(out)
@@ -264,7 +273,7 @@ def test_the_published_evaluation_file_of_luffy_is_folded_and_its_references_are
     assert card["golds"] == {"meets_itself": 1581, "text_alone": 9}
 
 
-def test_the_system_prompt_stands_before_prompts_that_have_none(tmp_path):
+def test_the_system_prompt_stands_before_prompts_that_have_none(tmp_path, caplog):
     rows = [row("1 + 1", "\\boxed{2}"), row("2 + 1", "\\boxed{3}", "3")]
     rows[1]["prompt"] = [{"role": "system", "content": "mine"}, {"role": "user", "content": "2 + 1"}]
     source, found = written(tmp_path / "d.jsonl", rows), {}
@@ -275,6 +284,8 @@ def test_the_system_prompt_stands_before_prompts_that_have_none(tmp_path):
         shown = [[message.content for message in prompt.messages] for prompt in found[name]]
         assert shown == [[systems[0], "1 + 1"], [systems[1], "2 + 1"]]
     assert [prompt.uid for prompt in found["own"]] == [prompt.uid for prompt in found["new"]]
+    assert [sources_of(tmp_path / name)["train"]["remarks"] for name in found] == [{"own_system_prompt": 1}, {}]
+    assert "1 rows keep their own system prompt" in caplog.text
 
 
 def test_the_tokenizer_of_a_given_model_is_kept(tmp_path):
@@ -300,7 +311,7 @@ def test_the_splits_share_the_prompts_out_and_no_problem_comes_back_by_a_row_tha
     source, view = written(tmp_path / "d.jsonl", rows), {"unique_train_examples": 4}
     prepare(tmp_path, train=source, sft=view, validation_prompts=3)
     train, sft, complement, validation = ({problem_key(p.messages) for p in prompts_in(tmp_path, n)} for n in SPLITS)
-    assert [len(each) for each in (train, sft, complement, validation)] == [7, 4, 4, 3]  # three of train, and 77 + 1
+    assert [len(each) for each in (train, sft, complement, validation)] == [8, 4, 4, 3]  # 77 + 1 has no trace
     assert sft <= train and len(sft | complement | validation) == 11
     assert not any(prompt.traces for prompt in prompts_in(tmp_path, "rl_complement"))
 
@@ -333,8 +344,6 @@ def test_the_complement_holds_no_near_duplicate_of_another_split_or_of_itself(tm
     prepare(tmp_path / "out", **NEAR, **common)
     (left,) = set(texts(tmp_path / "out", "rl_complement")) - {*long}
     assert left == long[3] + " end"
-    prepare(tmp_path / "all", **common)
-    assert len(prompts_in(tmp_path / "all", "rl_complement")) == 9
 
 
 def test_easy_and_hard_are_the_two_sides_of_the_median(tmp_path):
@@ -365,10 +374,9 @@ SIX_CORRECT = {"sft": {"unique_train_examples": 6}, **UNVERIFIED}
 
 
 @pytest.mark.parametrize(("rows", "source", "settings", "named"), [
-    (one_trace(("1 + 1", boxed("", "3")), ("1" * 50, boxed(""))), {}, SMALL,
-     ("of 2", "1 prompt_too_long", "1 trace_wrong", "the longest has 5", "data.max_prompt_tokens")),
+    ([row("1" * 50, boxed("")), *proofs()], {}, SMALL,
+     ("of 7", "1 prompt_too_long", "6 reference_fails", "the longest has 5", "data.max_prompt_tokens")),
     (FIVE, {}, {"suites": "train"}, ("5 in_evaluation_suite", "data.suites")),
-    (one_trace(("A?", WRONG)), {}, {}, ("1 trace_wrong", "require_verified_traces: false")),
     (proofs(), {}, {}, ("6 reference_fails", "column")),
     (FIVE, {}, {"rl": "complement"}, ("data.rl", "complement", "data.sft.unique_train_examples")),
     (FIVE, {}, {"sft": {"unique_train_examples": 99}}, ("data.sft.unique_train_examples", "99", "5 training")),
