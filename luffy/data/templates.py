@@ -31,7 +31,7 @@ PLAIN_TEMPLATE = (
 _THINK_OPEN, _THINK_CLOSE = "<think>", "</think>"
 _THINK_OPENERS = ("<think>\n", "<think>")
 _TEXTS_AT_ONCE = 8192
-_PROBE = (Message("user", "1"),)
+_PROBE = (Message("user", "LUFFYASKED"),)
 _REPLY = Message("assistant", "LUFFYREPLY")
 _TODAY_WRITTEN = re.compile(TODAY + r"""\(\s*(["'])((?:(?!\1).)*)\1\s*\)""")
 _TODAY_KNOWN = re.compile(TODAY + r"\s+is\s+defined")
@@ -58,16 +58,17 @@ def encode_prompts(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> 
     """Return the ids of prompts made without a chat template, with the tokenizer's own opening tokens in front."""
     # A post-processor may also append tokens (T5's end of sequence), which a prompt must not have.
     opening = [token for token in tokenizer("")["input_ids"] if token != tokenizer.eos_token_id]
-    return [[*opening, *ids] for ids in _encode(tokenizer, texts)]
+    # A template may write them itself.
+    return [ids if ids[: len(opening)] == opening else [*opening, *ids] for ids in _encode(tokenizer, texts)]
 
 
 def encode_traces(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> list[list[int]]:
-    """Return the ids of each trace, followed by the stop token that rollouts end with.
+    """Return the ids that each trace has after a prompt, followed by the stop token that rollouts end with.
 
     Where the chat template's prompt already ends with `<think>`, that of the trace is dropped.
     """
-    opener, stop = prompt_opener(tokenizer), stop_token_ids(tokenizer)[0]
-    return [[*ids, stop] for ids in _encode(tokenizer, [_after_opener(opener, text) for text in texts])]
+    stop = stop_token_ids(tokenizer)[0]
+    return [[*ids, stop] for ids in _after_prompt(tokenizer, texts)]
 
 
 def text_tokens(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
@@ -81,8 +82,7 @@ def prompt_lengths(tokenizer: PreTrainedTokenizerBase, conversations: Sequence[S
 
 def trace_lengths(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> list[int]:
     """Return the number of tokens of each trace, its stop token included."""
-    opener = prompt_opener(tokenizer)
-    return [len(encoding) + 1 for encoding in _encodings(tokenizer, [_after_opener(opener, text) for text in texts])]
+    return [len(ids) + 1 for ids in _after_prompt(tokenizer, texts)]
 
 
 def with_date(template: str, day: str | None, remedy: str) -> str:
@@ -151,7 +151,7 @@ def decode(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> str:
 
 def prompt_opener(tokenizer: PreTrainedTokenizerBase) -> str:
     r"""Return the `<think>` or `<think>\n` with which the template's generation prompt ends, or ""."""
-    return opener_of(prompt_texts(tokenizer, [_PROBE])[0])
+    return opener_of(_generation_prompt(tokenizer))
 
 
 def with_opened_thinking(text: str) -> str:
@@ -203,6 +203,24 @@ def prompt_texts(tokenizer: PreTrainedTokenizerBase, conversations: Sequence[Seq
             f"{tokenizer.name_or_path}: the chat template cannot write a conversation ({first_line(error)}); give "
             "another one as model.chat_template"
         ) from None
+
+
+def _generation_prompt(tokenizer: PreTrainedTokenizerBase) -> str:
+    """What the chat template writes between a question and where the assistant begins."""
+    (text,) = prompt_texts(tokenizer, [_PROBE])
+    return text.rpartition(_PROBE[0].content)[2]
+
+
+def _after_prompt(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> Iterator[list[int]]:
+    """The ids of texts that follow a prompt. On their own they may have others: Llama 2's tokenizer begins every text
+    with a space. Where the prompt's last token would merge with the text, the prompt stays as rollouts have it."""
+    opened = _generation_prompt(tokenizer)
+    before = _PROBE[0].content[-1] + opened
+    (start,) = _encode(tokenizer, [before])
+    written = [_after_opener(opener_of(opened), text) for text in texts]
+    for text, encoding in zip(written, _encodings(tokenizer, [before + text for text in written]), strict=True):
+        ids = list(encoding.ids)
+        yield ids[len(start) :] if ids[: len(start)] == start else _encode(tokenizer, [text])[0]
 
 
 def _encode(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> list[list[int]]:

@@ -12,8 +12,9 @@ from support.installed import DATASETS, needs_datasets
 from support.refusals import refused
 from synthetic.arithmetic import problems, tiny_tokenizer
 from synthetic.loaded_source import load_file
+from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from tokenizers.processors import TemplateProcessing
-from transformers import AutoTokenizer, PreTrainedTokenizerBase, Qwen2Config
+from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast, Qwen2Config
 
 from luffy.config import load_experiment
 from luffy.config.shipped import DATA, template_file
@@ -108,6 +109,35 @@ def test_batches_equal_single_rows() -> None:
     assert prompt_lengths(TOKENIZER, conversations) == [len(ids) for ids in prompts]
     assert trace_lengths(TOKENIZER, texts) == [len(ids) for ids in traces]
     assert render_prompts(TOKENIZER, []) == []
+
+
+def llama_like(prepend: str, end: str) -> PreTrainedTokenizerBase:
+    """A tokenizer that begins texts with a space, under a template that ends with `end`."""
+    backend = Tokenizer(models.BPE(unk_token="<unk>"))
+    backend.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme=prepend)
+    special = ["<unk>", "<s>", "</s>"]
+    backend.train_from_iterator([ALPHABET, "So 1 + 1 = 2"], trainers.BpeTrainer(special_tokens=special))
+    backend.post_processor = TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
+    template = "<s>{% for m in messages %}\n{{ m.role }}: {{ m.content }}{% endfor %}" + end
+    return PreTrainedTokenizerFast(
+        tokenizer_object=backend, unk_token="<unk>", bos_token="<s>", eos_token="</s>", chat_template=template
+    )
+
+
+@pytest.mark.parametrize("prepend", ["always", "first"])
+@pytest.mark.parametrize("end", ["\n", "</s>\n<s>", "\nr ", "\n<think>\n", ""])
+def test_a_trace_has_the_ids_that_it_has_after_its_prompt(prepend: str, end: str) -> None:
+    tokenizer = llama_like(prepend, end)
+    for text in ("2", "\\boxed{2}", "So 1 + 1 = 2", " 2", "\n2"):
+        (prompt,), (trace,) = render_prompts(tokenizer, [user("1 + 1?")]), encode_traces(tokenizer, [text])
+        whole = tokenizer(prompt_texts(tokenizer, [user("1 + 1?")])[0] + text, add_special_tokens=False)["input_ids"]
+        alone = tokenizer(text, add_special_tokens=False)["input_ids"]
+        expected = whole[len(prompt) :] if whole[: len(prompt)] == prompt else alone
+        assert trace == [*expected, tokenizer.eos_token_id]
+        assert trace_lengths(tokenizer, [text]) == [len(trace)]
+    assert [*render_prompts(tokenizer, [user("1")])[0]].count(1) == end.count("<s>") + 1
+    (asked,) = ask(tokenizer, problems(1), "<s>Q: {question}")
+    assert asked.count(1) == 1
 
 
 SHIPPED = sorted(file.stem for file in (DATA / "templates").glob("*.jinja"))
