@@ -12,7 +12,7 @@ import itertools
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from luffy.config.evaluation import EvaluationConfig
@@ -26,7 +26,7 @@ from luffy.evaluation.sample_files import SAMPLES_FILE, SampleRecord, ungraded_r
 from luffy.evaluation.second_grades import grade_responses
 from luffy.grading.pool import GraderPool
 from luffy.grading.request import GradeRequest, problem_of, require_verdicts
-from luffy.types import Prompt
+from luffy.types import Outcome, Prompt
 
 DECODING = "elsewhere"
 """Name of the decoding, whose sampling is unknown."""
@@ -55,6 +55,8 @@ class AnsweredProblem:
     place: str
     """File and row."""
     responses: list[str] = field(default_factory=list)
+    accepted: tuple[str, ...] = ()
+    """All references, where there are several: a response may equal any of them."""
 
 
 def read_responses(files: Sequence[Path], grading: GradingConfig) -> list[AnsweredProblem]:
@@ -114,9 +116,11 @@ def _problem(row: Mapping[str, object], path: Path, place: str) -> AnsweredProbl
 
     doc = row.get("doc") if isinstance(row.get("doc"), Mapping) else {}
     assert isinstance(doc, Mapping)
-    reference = _gold_of_choices(doc)
-    if reference is None:
-        reference = first(_REFERENCES, "reference")
+    accepted = _golds_of_choices(doc)
+    reference = accepted[0] if accepted else first(_REFERENCES, "reference")
+    if isinstance(reference, list) and reference == row.get("gold"):
+        accepted = reference
+        reference = accepted[0] if accepted else None
     while isinstance(reference, list) and len(reference) == 1:
         reference = reference[0]
     prompt = _argument(row.get("arguments"))
@@ -141,22 +145,22 @@ def _problem(row: Mapping[str, object], path: Path, place: str) -> AnsweredProbl
     shown = "\n\n".join(message.content for message in read.messages)
     opener = opener_of(shown) if is_rendered else ""
     responses = [opener + text for text in _texts(first(_RESPONSES, "responses"))]
-    return AnsweredProblem(read, shown, is_rendered, place, responses)
+    return AnsweredProblem(read, shown, is_rendered, place, responses, tuple(map(str, accepted)))
 
 
 def _is_label(value: object) -> bool:
     return isinstance(value, int) or (isinstance(value, str) and len(value) <= _MAX_LABEL)
 
 
-def _gold_of_choices(doc: Mapping[str, object]) -> object:
-    """The reference in a `doc` of lighteval: the choice at its (first) index; None without one."""
+def _golds_of_choices(doc: Mapping[str, object]) -> list[object]:
+    """The references in a `doc` of lighteval: the choices at its indices; none without any."""
     choices, index = doc.get("choices"), doc.get("gold_index")
     if not isinstance(choices, list) or index is None:
-        return None
-    place = index[0] if isinstance(index, list) and index else index
-    if not isinstance(place, int) or not 0 <= place < len(choices):
-        raise RowError("doc.gold_index", f"must be an index of the {len(choices)} choices, found {index}")
-    return choices[place]
+        return []
+    places = index if isinstance(index, list) else [index]
+    if not all(isinstance(place, int) and 0 <= place < len(choices) for place in places):
+        raise RowError("doc.gold_index", f"must be indices of the {len(choices)} choices, found {index}")
+    return [choices[place] for place in places]
 
 
 def _argument(arguments: object) -> object:
@@ -193,22 +197,29 @@ def write_responses(
     and the ends of responses are unknown: 0 and "".
     """
 
+    def references(problem: AnsweredProblem) -> tuple[str, ...]:
+        return problem.accepted or (problem.prompt.ground_truth,)
+
     def records() -> Iterator[SampleRecord]:
         responses = ((problem, number) for problem in problems for number in range(len(problem.responses)))
         while batch := list(itertools.islice(responses, _BATCH)):
             requests = [
                 GradeRequest(
                     problem.responses[number],
-                    problem.prompt.ground_truth,
+                    reference,
                     problem_of(problem.prompt, problem.text if problem.is_rendered else ""),
                     config.protocol(problem.prompt.data_source, next(iter(config.decodings))).grader,
                 )
                 for problem, number in batch
+                for reference in references(problem)
             ]
             grades = grade_responses(grader, requests)
             require_verdicts([both.grade for both in grades], "responses", "nothing is written; repeat the command")
-            for (problem, number), both in zip(batch, grades, strict=True):
-                prompt, text = problem.prompt, problem.responses[number]
+            graded = iter(grades)
+            for problem, number in batch:
+                found = [(next(graded), reference) for reference in references(problem)]
+                both, met = next((each for each in found if each[0].grade.outcome is Outcome.CORRECT), found[0])
+                prompt, text = replace(problem.prompt, ground_truth=met), problem.responses[number]
                 record = ungraded_record(
                     prompt, suite=prompt.data_source, decoding=DECODING, sample=number, seed=0, shown=problem.text,
                     response=text, finish_reason="", num_tokens=0,

@@ -68,6 +68,14 @@ FILES = {
     "details_x_2026-01-01T00-00-00.1.parquet": (
         [details(1, 1, 2), details(2, 1, 1)], "lighteval_math_500_0", 2, 2, 0.25
     ),
+    "details_roots_2026-01-01T00-00-00.parquet": (  # each of its choices is accepted
+        [{"doc": {"query": f"{n}?", "choices": [f"{n}", f"-{n}", "0"], "gold_index": [0, 1], "task_name": "roots"},
+          "model_response": {"text": box(-n, n, 0)}} for n in (1, 2)], "roots", 2, 3, 2 / 3
+    ),
+    "golds.parquet": (
+        [{"full_prompt": f"{n}?", "gold": [str(n), f"-{n}"], "predictions": box(-n)} for n in (1, 2)],
+        "golds", 2, 1, 1.0,
+    ),
     "older_details.parquet": (
         [{"full_prompt": f"{n}?", "gold": [str(n)], "predictions": box(n)} for n in (1, 2)], "older_details", 2, 1, 1.0
     ),
