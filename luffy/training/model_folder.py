@@ -298,7 +298,8 @@ class StoredWeights:
     def check(self, config: Path) -> None:
         """Raise DataError unless these are the weights of the model that the folder `config` describes.
 
-        Every weight has to be there in its shape, under the names that transformers reads. Nothing but headers is read.
+        Every weight has to be there in its shape, under the names that transformers reads. Only headers are read, and
+        an output head that is stored although it is tied: another one than the embeddings would be lost in export.
         Kinds of models that transformers does not have as causal language models, and quantised ones, are only opened.
         """
         text = (config / "config.json").read_text(encoding="utf-8")
@@ -310,6 +311,7 @@ class StoredWeights:
             )
         lacking: list[str] = []
         misshapen: list[tuple[str, torch.Size, torch.Size]] = []
+        tied: dict[str, str] = {}
         try:
             # Transformers cannot tell which weights other kinds have.
             if parse_json(text).get("model_type") in CONFIG_MAPPING:
@@ -317,6 +319,7 @@ class StoredWeights:
                 if type(loaded) in MODEL_FOR_CAUSAL_LM_MAPPING and not hasattr(loaded, "quantization_config"):
                     with torch.device("meta"):
                         outline = empty_model(config, "float32")
+                    tied = dict(outline.all_tied_weights_keys)
                     lacking, misshapen = _unfit(outline, self.shapes)
         except Exception as error:  # noqa: BLE001 - a configuration with senseless values raises anything in transformers
             reason = first_line(error)
@@ -328,6 +331,13 @@ class StoredWeights:
                 f"{self.setting}: {self.folder}: {len(lacking)} of the weights that config.json needs are missing, the "
                 f"first is {lacking[0]}; {_AGAIN}"
             )
+        for head, embeddings in tied.items():
+            both = {head, embeddings} <= self.shapes.keys() and self.shapes[head] == self.shapes[embeddings]
+            if both and not torch.equal(self.read(head), self.read(embeddings)):
+                raise DataError(
+                    f"{self.setting}: {self.folder}: config.json ties {head} to {embeddings} (tie_word_embeddings), "
+                    "and they are two different ones; set it to false, or remove the one that is not used"
+                )
         if misshapen:
             name, found, wanted = misshapen[0]
             raise DataError(

@@ -127,6 +127,7 @@ REFUSED = [  # the damage, and what the line names
     (weights(lambda tensors: tensors.pop(BIASED)), ["1 of the weights", f"the first is {BIASED}"]),
     (weights(lambda tensors: tensors.pop("lm_head.weight")), ["the first is lm_head.weight"]),
     (weights(lambda tensors: tensors.update({BIASED: torch.zeros(3)})), ["q_proj.bias has the shape [3]"]),
+    (config(tie_word_embeddings=True), ["config.json ties lm_head.weight", "tie_word_embeddings"]),
     (config(hidden_size=1 << 20), ["has the shape", "config.json"]),
     (config(num_hidden_layers=10**9), ["config.json has 1000000000 layers"]),
     (config(num_attention_heads=0), ["config.json", "no model that can be built"]),
