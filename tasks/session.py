@@ -44,6 +44,8 @@ from luffy.tasks.artifacts import Artifact, Publisher, Slot, Writer, stage_page,
 HOST_TAG = "host:"
 """Begins the tag of a flow run that names the host on which it runs, so that a server knows which runs are its own."""
 _LEVELS: dict[EventKind, int] = {"failed": logging.ERROR, "waiting": logging.WARNING}
+_LONGEST_NAME = 60
+"""Letters that the UI shows of a run's name."""
 _LOG_INTERVAL_S = 30.0
 _REQUEST_TIMEOUT_S = 60.0
 _POLL_S = 3.0
@@ -162,13 +164,16 @@ def tags_of(config: ExperimentConfig) -> list[str]:
 
 
 def run_name(config_file: str, overrides: list[str]) -> str:
-    """Name of a run in the UI: experiment, method or chain, and other overrides."""
+    """Name of a run in the UI: experiment, method or chain, and other overrides, in at most 60 letters."""
     try:
         config = load_experiment(config_file, overrides)
     except LuffyError:  # the flow reports it as soon as it runs
-        return " ".join([Path(config_file).stem, *overrides])
-    changed = [override for override in overrides if not override.startswith(("method=", "chain=", "name="))]
-    return " ".join([config.name, *filter(None, [config.method or config.chain]), *changed])
+        parts = [Path(config_file).stem, *overrides]
+    else:
+        changed = [override for override in overrides if not override.startswith(("method=", "chain=", "name="))]
+        parts = [config.name, *filter(None, [config.method or config.chain]), *changed]
+    name = " ".join(parts)
+    return name if len(name) <= _LONGEST_NAME else f"{name[: _LONGEST_NAME - 3]}..."
 
 
 def artifact_key(*parts: str) -> str:

@@ -281,7 +281,7 @@ def plan_table(plans: Sequence[StagePlan], took_s: Mapping[str, float], gpus: Ma
     for column in ("stage", "key", *counted, "plan", *timed, "why"):
         table.add_column(column, overflow="fold", no_wrap=column not in ("plan", "why"))
     for plan in plans:
-        style = "green" if plan.action in ("reuse", "pull") else "cyan"
+        style = "green" if plan.action in ("reuse", "pull", "adopt") else "cyan"
         name, headline = plan.node.name, Text(plan.headline, style=style)
         taken = [str(gpus[name] or "-")] if gpus is not None else []
         took = [duration(took_s[name]) if name in took_s else ""] if timed else []

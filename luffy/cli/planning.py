@@ -26,6 +26,7 @@ def show_plan(
     verify: bool,
     sweep_steps: tuple[int, ...] = (),
     stages: Sequence[str] | None = None,
+    adopts: bool = False,
 ) -> None:
     """Print the estimate of GPU memory, then for each stage what a run would do, why, and on how many GPUs.
 
@@ -35,13 +36,13 @@ def show_plan(
     Raises ConfigError, after printing the estimate, if the run does not fit in memory.
     """
     show_resources([config], estimate=True, stages=("sweep",) if sweep_steps else stages)
-    plans = plans_of(config, workspace, verify=verify, sweep_steps=sweep_steps)
+    plans = plans_of(config, workspace, verify=verify, sweep_steps=sweep_steps, adopts=adopts)
     console = terminal()
     if config.cluster == "ray":
         console.print()
     say(f"workspace {workspace.root}")
     found: dict[str, Manifest] = {}
-    for plan in (plan for plan in plans if plan.action != "reuse"):
+    for plan in (plan for plan in plans if plan.action not in ("reuse", "adopt")):
         siblings, node = workspace.siblings(plan.node.stage), plan.node
         # The finished results of this stage that differ least come first; among equals the newest.
         alike = similar_results(siblings, config.name, node.name, plan.identity, node.inputs)
@@ -101,10 +102,15 @@ def show_sweep_plan(sweep: Sweep, workspace: Workspace, *, verify: bool) -> None
 
 
 def plans_of(
-    config: ExperimentConfig, workspace: Workspace, *, verify: bool, sweep_steps: tuple[int, ...] = ()
+    config: ExperimentConfig,
+    workspace: Workspace,
+    *,
+    verify: bool,
+    sweep_steps: tuple[int, ...] = (),
+    adopts: bool = False,
 ) -> Sequence[StagePlan]:
     """The plan of every stage; raises LuffyError if it cannot be determined yet."""
-    return open_experiment(config, workspace, verify=verify, sweep_steps=sweep_steps).plan()
+    return open_experiment(config, workspace, verify=verify, sweep_steps=sweep_steps).plan(adopts=adopts)
 
 
 def check(

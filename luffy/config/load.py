@@ -3,7 +3,8 @@
 Later wins: chain preset < method preset < `extends` < the file < further files < variables of the environment
 (`LUFFY_RL__STEPS=3`) < the command line. So the values that an extended file sets itself also hold under another
 preset. Mappings merge key by key, lists replace, and a mapping whose `kind` changes replaces the old one. `null`
-removes a suite, or another entry whose name the user chose. A mapping over a list of named elements changes those that
+removes a suite, or another entry whose name the user chose. A mapping with the key `_replace_: true` takes the place of
+those below it as a whole. A mapping over a list of named elements changes those that
 it names, adds others, and removes those that it sets to `null`
 (`objective: {terms: {entropy: null, off_policy: {coefficient: 0.5}}}`); an override may name one, too
 (`objective.terms.off_policy.coefficient=0.5`), whichever layer the list is from.
@@ -72,6 +73,7 @@ _BY_NAME: tuple[KeyPath, ...] = (
     ("grading", "named"),
 )
 """Mappings whose keys the user chooses. `null` for a key that a lower layer has removes its entry."""
+_REPLACE = "_replace_"
 _MAX_SHOWN = 60
 _FILES = (".yaml", ".yml")
 _VARIABLE = "LUFFY_"
@@ -109,6 +111,8 @@ class Given:
     value: "bool | int | float | str | dict[str, Given] | None"
     origin: str = ""
     is_list: bool = False
+    replaces: bool = False
+    """A mapping that merges with none below it."""
     is_removed: bool = False
     """A `null` that has removed an entry: it stays, so that a layer further below does not bring the entry back."""
 
@@ -120,7 +124,7 @@ class Given:
         """Both merged: mappings key by key, lists replace, and a mapping of another `kind` replaces the old one
         (`merges`: none has been replaced above). A mapping changes, adds and removes elements of a list."""
         own, below = self.value, lower.value
-        if self.is_list or not isinstance(own, dict) or not isinstance(below, dict):
+        if self.is_list or self.replaces or not isinstance(own, dict) or not isinstance(below, dict):
             return self
         merges = merges and not ("kind" in own and "kind" in below and self["kind"].value != lower["kind"].value)
         if lower.is_list and not merges:
@@ -138,7 +142,7 @@ class Given:
                 found[key] = replace(part, is_removed=True)
             else:
                 found[key] = part.over(known, (*path, key), merges=merges)
-        return Given(found, self.origin, lower.is_list)
+        return Given(found, self.origin, lower.is_list, lower.replaces)
 
     def flat(self, origins: dict[KeyPath, str], path: KeyPath = ()) -> Value:
         """The plain value; `origins` gets those of its parts."""
@@ -177,8 +181,11 @@ def _given(value: Value, origins: Mapping[KeyPath, str], otherwise: str = "", pa
         parts = [_given(part, origins, otherwise, (*path, str(index))) for index, part in enumerate(value)]
         return Given(dict(zip(names, parts, strict=True)), origin, is_list=True)
     if isinstance(value, dict):
-        below = {str(key): _given(part, origins, otherwise, (*path, str(key))) for key, part in value.items()}
-        return Given(below, origin)
+        if value.get(_REPLACE, True) is not True:
+            raise ConfigError(f"{origin or otherwise}: {'.'.join((*path, _REPLACE))}: must be true, or left out")
+        parts_of = {str(key): part for key, part in value.items() if key != _REPLACE}
+        below = {key: _given(part, origins, otherwise, (*path, key)) for key, part in parts_of.items()}
+        return Given(below, origin, replaces=_REPLACE in value)
     return Given(value, origin)
 
 
@@ -296,6 +303,14 @@ def _presets(own: Given, command_line: Given, path: Path) -> tuple[Given, Given]
     method = _preset("methods", top.preset_name("method"), path, top["method"].origin)
     layers = (command_line, method, own) if command_line.preset_name("method") else (top, method)
     naming = next((layer for layer in layers if layer.preset_name("chain")), Given({}))
+    if naming is method and (named := own.preset_name("chain")):  # over the chain of the file
+        asked, at = naming.preset_name("chain"), own["chain"].origin
+        stages = [*chain_stages(named, path, at)]
+        if "rl" in stages and "rl" not in chain_stages(str(asked), path, method["chain"].origin):
+            raise ConfigError(
+                f"{top['method'].origin}: method: {top.preset_name('method')} would drop the stage rl of the chain "
+                f"{named} ({at}); give its chain, too: chain={asked}"
+            )
     chain = _preset("chains", naming.preset_name("chain"), path, naming["chain"].origin)
     if top.preset_name("method") is None and chain.preset_name("method") is not None:
         method = _preset("methods", chain.preset_name("method"), path)
@@ -381,7 +396,7 @@ def parse_overrides(overrides: Sequence[str], origin: str) -> list[Override]:
 def _layer(overrides: Iterable[Override]) -> Given:
     layer = Given({})
     for each in overrides:
-        one = _given(each.value, {}, each.origin)
+        one = _given(each.value, {}, each.origin, each.path)
         for part in reversed(each.path):
             one = Given({part: one}, each.origin)
         layer = one.over(layer)

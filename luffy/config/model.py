@@ -130,12 +130,12 @@ class ModelConfig(StrictModel):
     """Train an adapter in SFT and RL (`pip install 'luffy-rl[lora]'`); None, and for a base policy: all weights."""
 
     def _complaints(self) -> Iterator[str]:
-        origins = (self.path, self.package, self.architecture, self.endpoint)
-        if sum(origin is not None for origin in origins) != 1:
+        given = [name for name in ("path", "package", "architecture", "endpoint") if getattr(self, name) is not None]
+        if len(given) != 1:
             yield (
                 "give exactly one of path (a model folder or GGUF file), package (one that ships a GGUF file), "
                 "architecture (an embedded base policy) and endpoint (a served model to evaluate)"
-            )
+            ) + (f"; there are {' and '.join(given)}: model.{given[-1]}=null removes one" if given else "")
         inert = self.changed("rope_theta", "max_position_embeddings", "chat_template")
         if self.path is None and self.package is None and inert:
             yield f"{inert[0]} has no effect without path or package, whose model it adapts; remove it"

@@ -53,7 +53,7 @@ FILE_IDENTITY = object()
 class StrictModel(BaseModel):
     """Configuration is validated once, at load time, and never changes afterwards."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False, validate_default=True)
 
     def _complaints(self) -> Iterator[str]:
         """What is wrong between the fields of such a section; the first is reported."""

@@ -158,9 +158,10 @@ def _golds_of_choices(doc: Mapping[str, object]) -> list[object]:
     if not isinstance(choices, list) or index is None:
         return []
     places = index if isinstance(index, list) else [index]
-    if not all(isinstance(place, int) and 0 <= place < len(choices) for place in places):
+    golds = [choices[place] for place in places if isinstance(place, int) and 0 <= place < len(choices)]
+    if len(golds) < len(places):
         raise RowError("doc.gold_index", f"must be indices of the {len(choices)} choices, found {index}")
-    return [choices[place] for place in places]
+    return golds
 
 
 def _argument(arguments: object) -> object:

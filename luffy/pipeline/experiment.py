@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Literal
 
 from pydantic import ValidationError
@@ -32,7 +33,7 @@ from luffy.pipeline.manifest import Manifest, consumed_digests, finished_manifes
 from luffy.pipeline.memory import shared_context
 from luffy.pipeline.outside import outside_files
 from luffy.pipeline.plan import StagePlan, why_not_reused
-from luffy.pipeline.reuse import FinishedStage, adopt, complete_checkpoints, examine, newest_checkpoint
+from luffy.pipeline.reuse import FinishedStage, adopt, adoptable, complete_checkpoints, examine, newest_checkpoint
 from luffy.pipeline.shared_cache import SharedCache
 from luffy.pipeline.space import check_space
 from luffy.pipeline.supervise import stage_command, supervise
@@ -67,18 +68,29 @@ class Experiment:
     shared: SharedCache | None = None
     """Where stages that are not finished here are taken from, and finished ones copied to."""
 
-    def plan(self) -> tuple[StagePlan, ...]:
-        """The decisions that a run would make now; starts and writes nothing."""
+    def plan(self, *, adopts: bool = False) -> tuple[StagePlan, ...]:
+        """The decisions that a run would make now, with `adopts` one that takes over what other code has made; starts
+        and writes nothing."""
         plans: list[StagePlan] = []
+        adopted: dict[str, Path] = {}
         for node in self.nodes:
-            pending = frozenset(plan.node.name for plan in plans if plan.action != "reuse")
-            plans.append(self.plan_node(node.name, pending))
+            pending = frozenset(plan.node.name for plan in plans if plan.action not in ("reuse", "adopt"))
+            plan = self.plan_node(node.name, pending, adopted)
+            may_adopt = adopts and plan.action == "run" and not pending.intersection(node.inputs.values())
+            siblings = self.workspace.siblings(node.stage) if may_adopt else ()
+            if found := adoptable(plan.directory, self._record(plan), siblings) if may_adopt else None:
+                adopted[node.name], manifest = found
+                plan = replace(plan, action="adopt", reason=f"{manifest.key}, made by other code")
+            plans.append(plan)
         return tuple(plans)
 
-    def plan_node(self, name: str, pending: frozenset[str] = frozenset()) -> StagePlan:
-        """The decision for one stage, while the stages in `pending` that it reads from have yet to be made."""
+    def plan_node(
+        self, name: str, pending: frozenset[str] = frozenset(), adopted: Mapping[str, Path] = MappingProxyType({})
+    ) -> StagePlan:
+        """The decision for one stage, while the stages in `pending` that it reads from have yet to be made, and those
+        in `adopted` lie there."""
         node, identity, directory = self._node(name), self.identities[name], self._directory(name)
-        inputs = {entry: self._directory(source) for entry, source in node.inputs.items()}
+        inputs = {entry: adopted.get(source, self._directory(source)) for entry, source in node.inputs.items()}
         consumed = consumed_digests({entry: inputs[entry] for entry in inputs if node.inputs[entry] not in pending})
         condition = examine(directory, identity.key, consumed, verify=self.verify)
         decide = partial(StagePlan, node, identity, directory, inputs)

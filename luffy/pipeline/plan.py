@@ -8,7 +8,7 @@ from typing import Literal
 from luffy.pipeline.graph import StageNode
 from luffy.pipeline.identity import IDENTITY_FILE, Identity, Json, read_identity
 
-Action = Literal["reuse", "depends", "pull", "resume", "continue", "run"]
+Action = Literal["reuse", "depends", "pull", "adopt", "resume", "continue", "run"]
 _SHOWN = 3
 _HASH_DIGITS = 8
 
@@ -23,7 +23,7 @@ class StagePlan:
     inputs: Mapping[str, Path]
     action: Action
     """`depends`: finished, and reused if its inputs turn out unchanged once they are made again. `pull`: finished in
-    `execution.shared_cache`."""
+    `execution.shared_cache`. `adopt`: finished by other code, taken over where that is asked for."""
     reason: str = ""
     step: int = 0
     """The step at which `resume` and `continue` start."""
@@ -37,7 +37,9 @@ class StagePlan:
             return f"resume from step {self.step}"
         if self.action == "continue" and self.extends is not None:
             return f"continue {self.extends.name} from step {self.step}"
-        return {"reuse": "reused", "depends": "reused or run", "pull": "pulled"}.get(self.action, "run")
+        return {"reuse": "reused", "depends": "reused or run", "pull": "pulled", "adopt": "adopted"}.get(
+            self.action, "run"
+        )
 
 
 def several_to_make(plans: Iterable[StagePlan]) -> bool:

@@ -140,15 +140,12 @@ def afresh(directory: Path) -> Condition:
     return Condition(False, "asked for", _all_entries(directory))
 
 
-def adopt(directory: Path, job: StageJob, record: IdentityRecord, siblings: Iterable[Path]) -> str | None:
-    """Take over the newest of `siblings` that differs from `record` in its code alone and has the pages of this code.
-
-    Files that are never changed in place are linked, the others copied, to a folder that gets its name last: a kill
-    before leaves nothing that counts. Returns the adopted key; None if there is none, or if `directory` has begun.
-    """
+def adoptable(directory: Path, record: IdentityRecord, siblings: Iterable[Path]) -> tuple[Path, Manifest] | None:
+    """The newest of `siblings` that differs from `record` in its code alone and has the pages of this code; None if
+    there is none, or if `directory` has begun."""
     if directory.exists():
         return None
-    wanted, pages, found = _without_code(record.identity), STAGE_KINDS[job.stage].pages, []
+    wanted, pages, found = _without_code(record.identity), STAGE_KINDS[record.identity.stage].pages, []
     for sibling in siblings:
         theirs, manifest = read_identity(sibling), read_manifest(sibling)
         if theirs is None or manifest is None or manifest.consumed != record.consumed:
@@ -157,9 +154,18 @@ def adopt(directory: Path, job: StageJob, record: IdentityRecord, siblings: Iter
             continue
         if _without_code(theirs.identity) == wanted and not manifest.damaged(sibling):
             found.append((theirs.node == record.node, manifest.ended, sibling, manifest))
-    if not found:
+    return max(found, key=lambda candidate: candidate[:2])[2:] if found else None
+
+
+def adopt(directory: Path, job: StageJob, record: IdentityRecord, siblings: Iterable[Path]) -> str | None:
+    """Take over what is `adoptable`; returns its key, or None.
+
+    Files that are never changed in place are linked, the others copied, to a folder that gets its name last: a kill
+    before leaves nothing that counts.
+    """
+    if (found := adoptable(directory, record, siblings)) is None:
         return None
-    *_, source, manifest = max(found, key=lambda candidate: candidate[:2])
+    source, manifest = found
     made = Path(tempfile.mkdtemp(prefix=TRASH_PREFIX, dir=source.parent))
     shutil.copymode(source, made)
     for path in source.rglob("*"):  # shutil.copytree would go on copying to a full disk, and lose its errno

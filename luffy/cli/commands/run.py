@@ -68,7 +68,7 @@ def run(
     chosen = select_nodes(nodes, only or (), "--only")
     stages = [node.stage for node in nodes if node.name in chosen] or None
     if dry_run:
-        show_plan(experiment, where, verify=verify, stages=stages)
+        show_plan(experiment, where, verify=verify, stages=stages, adopts=adopt)
         return EXIT_OK
     check([experiment], where, stages=stages)
     parameters = {"config_file": config, "overrides": overrides or [], "verify": verify}
@@ -81,15 +81,18 @@ def plan(
     config: Config,
     overrides: Overrides = None,
     verify: Verify = False,
+    adopt: Adopt = False,
     workspace: WorkspaceFolder = None,
     debug: Debug = False,
 ) -> int:
     """What a run would do with each stage, and why; also of a comparison or a grid."""
     where = find_workspace(workspace)
     if kind_of_file(config) in ("comparison", "grid"):
+        if adopt:
+            raise BadParameter("a comparison adopts nothing; plan one of its runs", param_hint="--adopt")
         show_sweep_plan(load_sweep(config, overrides or ()), where, verify=verify)
     else:
-        show_plan(load_experiment(config, overrides or ()), where, verify=verify)
+        show_plan(load_experiment(config, overrides or ()), where, verify=verify, adopts=adopt)
     return EXIT_OK
 
 

@@ -204,12 +204,12 @@ class SweepDesign(StrictModel):
     budget: BudgetConfig | None = None
     select: SelectConfig | None = None
     """How each arm's values are chosen from its grid; None: nothing is tuned."""
-    arms: dict[_DashedName, ArmConfig] = Field(default_factory=dict, min_length=2)
+    arms: dict[_DashedName, ArmConfig] = Field(default_factory=dict, min_length=2, validate_default=False)
     seeds_elsewhere: Annotated[tuple[NonNegativeInt, ...], AfterValidator(_seeds_once)] = ()
     """In a study: reported seeds in every cell but the centre."""
     tuned_at: Literal["centre", "cell"] = "centre"
     """In a study. `centre`: values are chosen there and hold in every cell; `cell`: every cell tunes its own."""
-    axes: dict[_Name, AxisConfig] = Field(default_factory=dict, min_length=1)
+    axes: dict[_Name, AxisConfig] = Field(default_factory=dict, min_length=1, validate_default=False)
     interactions: dict[_DashedName, dict[str, str]] = Field(default_factory=dict)
     """Cells of a study in which several axes leave the centre: axis to level."""
     primary: PrimaryConfig | None = None

@@ -94,7 +94,8 @@ def test_keys_and_values_and_experiments_are_completed(typed, expected):
 
 @pytest.mark.parametrize("method", METHODS)
 def test_every_term_of_a_method_is_explained(method):
-    overrides = [f"method={method}", *teacher_overrides(method)]
+    chain = ["chain=sft"] if "\nchain: sft\n" in (EXPERIMENTS / "methods" / f"{method}.yaml").read_text() else []
+    overrides = [f"method={method}", *chain, *teacher_overrides(method)]
     explained = dict(explain_experiment("arithmetic", overrides))
     config = load_experiment("arithmetic", overrides)
     objectives = {"sft": config.sft and config.sft.objective, "rl": config.objective}

@@ -91,6 +91,11 @@ LOADED = {  # files, of which the first is loaded; overrides; and what they come
         {"rl.steps": 11, "rl.temperature": 0.5, "rl.prompts_per_step": 4, "seed": 7, "rl.optimizer.lr": 1e-4},
     ),
     "lists replace": (LAYERS, [], {"data.train.num_operations": (5,), "data.train.num_prompts": 24}),
+    "a mapping replaces where it says so, in files and overrides": (
+        {**child("data: {suites: {_replace_: true, mine: {kind: file, path: x}}}\n")},
+        ["rl.optimizer={_replace_: true, lr: 1e-3}"],
+        {"data.suites.longer": ABSENT, "data.suites.mine.path": "x", "rl.optimizer.betas": (0.9, 0.999)},
+    ),
     "kinds replace": (child("data: {train: {kind: file, path: x.jsonl}}\n"), [], {"data.train.path": "x.jsonl"}),
     "off without quotes is a setting": (child("data: {replay_traces: off}\n"), [], {"data.replay_traces": "off"}),
     "a method from the folder of the file that names it": (
@@ -241,6 +246,8 @@ ON_THE_COMMAND_LINE = {
     "stages=[prepare_data,basee]": "found 'basee' .. 'base'",
     "objective.advantage.lam=1": "objective.advantage.lam: unknown key of kind group_mean .. gae",
     "objective.advantage.scale_by_sd=1": "advantage.scale_by_sd: unknown key .. 'scale_by_std'",
+    "rl.optimizer={_replace_: no}": "rl.optimizer._replace_: must be true",
+    "model.path=x": "model: give exactly one of path .. there are path and architecture: model.architecture=null",
     "extends=smoke": "extends cannot be overridden",
     "method=lufy": "no preset 'lufy' in exp_configs/methods/ .. 'luffy' .. aipo",
     "objective.terms.off_polcy.coefficient=1": "no element 'off_polcy' .. 'off_policy'",
@@ -251,6 +258,7 @@ ON_THE_COMMAND_LINE = {
     "objective.terms.entropy.coefficent=1": "terms.entropy.coefficent: unknown key .. 'coefficient'",
     "chain=sft method=luffy": "method: luffy has no effect without the stage rl",
     "chain=rl method=sft": "method: sft has no objective .. stage rl",
+    "method=sft": "method: sft would drop the stage rl of the chain sft_then_luffy .. chain=sft",
 }
 
 

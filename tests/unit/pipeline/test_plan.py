@@ -259,6 +259,10 @@ def old(opened):
 def test_every_stage_of_a_chain_is_taken_over_and_says_from_where(opened, old):
     experiment = opened(code=NEW)
     assert set(decisions(experiment).values()) == {"run"}
+    assert [plan.reason for plan in experiment.plan(adopts=True) if plan.action == "adopt"] == [
+        f"{old.identities[node.name].key}, made by other code" for node in experiment.nodes
+    ]
+    assert set(decisions(experiment).values()) == {"run"}, "a plan takes over nothing"
     for node in experiment.nodes:
         assert experiment.adopt(node.name) == old.identities[node.name].key
         before, after = read_manifest(folder(old, node.name)), read_manifest(folder(experiment, node.name))
@@ -312,6 +316,7 @@ def test_a_stage_that_has_begun_is_not_replaced_nor_a_report_adopted_that_lacks_
 
 def test_other_settings_inputs_or_damage_keep_a_result_from_it(opened, old):
     changed = opened("base.steps=21", code=NEW)
+    assert [plan.action for plan in changed.plan(adopts=True)][:3] == ["adopt", "run", "run"]
     changed.adopt("prepare_data")
     assert changed.adopt("base") is None
     experiment = opened(code=NEW)

@@ -116,6 +116,7 @@ def test_keys_and_names_say_experiment_and_method(chain):
     assert artifact_key("qwen2.5_math", "evaluate_rl") == "qwen2-5-math-evaluate-rl"
     assert run_name("exp_configs/smoke.yaml", ["method=on_policy", "rl.steps=8"]) == "smoke on_policy rl.steps=8"
     assert run_name("none.yaml", ["a=1"]) == "none a=1"
+    assert run_name("none.yaml", [f"a={'1' * 99}"]) == f"none a={'1' * 50}..."
     assert tags_of(chain[0]) == ["experiment:arithmetic", "method:luffy", "chain:sft_then_luffy"]
 
 
