@@ -13,6 +13,7 @@ from typing import Literal, Protocol, TypeVarTuple
 
 import torch
 
+from luffy.cluster.rank_processes import rank_processes
 from luffy.config.execution import VLLMConfig
 from luffy.rollout.engine import Completion, RolloutEngine, RolloutRequest, SamplingParams
 from luffy.rollout.kept_engine import open_vllm
@@ -31,35 +32,29 @@ _NEED_GPU = (TrainerRank.learn, TrainerRank.sft_step, TrainerRank.entropies, Tra
 _Arguments = TypeVarTuple("_Arguments")
 
 
-class EmbeddedEngine:
-    """Generates with the current weights of the policy in training; finds stop texts with the tokenizer in `folder`."""
-
-    def __init__(self, policy: Policy, batch_size: int, folder: Path) -> None:
-        self._policy = policy
-        self._batch_size = batch_size
-        self._folder = folder
-        self.weight_version = 0
-
-    def generate(self, requests: Sequence[RolloutRequest], params: SamplingParams) -> list[Completion]:
-        with self._policy.inference_model() as model:
-            engine = TransformersEngine(model, self._batch_size, self.weight_version, self._folder)
-            return engine.generate(requests, params)
+class _HasPolicy(Protocol):
+    @property
+    def policy(self) -> Policy: ...
 
 
 class RanksEngine:
-    """Generates with the policy in supervised training, as it is after `step` optimizer steps.
+    """Generates with the current weights of the policy in training; each rank answers its share.
 
-    Each rank answers its share.
+    Finds stop texts with the tokenizer in `folder`.
     """
 
-    def __init__(self, ranks: Ranks[SupervisedRank], batch_size: int, step: int) -> None:
+    def __init__(
+        self, ranks: Ranks[_HasPolicy], batch_size: int, weight_version: int, folder: Path | None = None
+    ) -> None:
         self._ranks = ranks
         self._batch_size = batch_size
-        self._step = step
+        self._folder = folder
+        self.weight_version = weight_version
 
     def generate(self, requests: Sequence[RolloutRequest], params: SamplingParams) -> list[Completion]:
         number = self._ranks.num_ranks
-        shares = [(list(requests[rank::number]), params, self._batch_size, self._step) for rank in range(number)]
+        common = (params, self._batch_size, self.weight_version, self._folder)
+        shares = [(list(requests[rank::number]), *common) for rank in range(number)]
         answered = [iter(share) for share in self._ranks.call(_generate_on_rank, shares)]
         return [next(answered[place % number]) for place in range(len(requests))]
 
@@ -110,15 +105,20 @@ def open_answers(
         yield after
 
 
-def _give_weights(rank: SupervisedRank, engine: VLLMEngine, step: int) -> None:
+def _give_weights(rank: _HasPolicy, engine: VLLMEngine, step: int) -> None:
     engine.load_weights(rank.policy.weights(device()), step)
 
 
 def _generate_on_rank(
-    rank: SupervisedRank, requests: list[RolloutRequest], params: SamplingParams, batch_size: int, step: int
+    rank: _HasPolicy,
+    requests: list[RolloutRequest],
+    params: SamplingParams,
+    batch_size: int,
+    weight_version: int,
+    folder: Path | None,
 ) -> list[Completion]:
     with rank.policy.inference_model() as model:
-        return TransformersEngine(model, batch_size, step).generate(requests, params)
+        return TransformersEngine(model, batch_size, weight_version, folder).generate(requests, params)
 
 
 def open_servers(spec: TrainerSpec) -> ServerEngine:
@@ -190,7 +190,7 @@ class RanksInTurn:
 
 
 class LocalCluster:
-    """One trainer rank in this process, with the engine that `rl.engine` names.
+    """Trainer ranks on this machine (`execution.ranks`), with the engine that `rl.engine` names.
 
     A resumed run generates the steps that are not in the journal again, from the same requests and weights. The
     embedded engine then samples the same tokens. So does vLLM on the same machine with the same number of threads and
@@ -203,12 +203,13 @@ class LocalCluster:
         self._servers = open_servers(spec) if settings.rl.engine == "openai" else None
         if settings.rl.engine == "vllm":
             check_installed()
-        self._rank = TrainerRank(spec)
-        self._embedded = EmbeddedEngine(self._rank.policy, spec.execution.rollout_batch_size, spec.model)
+        self._stack = ExitStack()
+        self._ranks = self._stack.enter_context(open_ranks("local", spec))
+        self._embedded = RanksEngine(self._ranks, spec.execution.rollout_batch_size, 0, spec.model)
         self._vllm: VLLMEngine | None = None
         shares_gpu = settings.rl.engine == "vllm" and torch.cuda.is_available()
         if settings.rl.engine == "vllm":
-            self._rank.free_cache()
+            call_everywhere(self._ranks, TrainerRank.free_cache)
             self._vllm = open_vllm(
                 spec.model,
                 rollout_engine(spec, 1),
@@ -217,8 +218,7 @@ class LocalCluster:
                 reads_text=bool(settings.rl.stop),
                 shares_gpu=shares_gpu,
             )
-        ranks = LocalRanks(self._rank)
-        self._in_turn = RanksInTurn(ranks, ranks.num_gpus, self._vllm if shares_gpu else None)
+        self._in_turn = RanksInTurn(self._ranks, self._ranks.num_gpus, self._vllm if shares_gpu else None)
         self.trainer = Trainer(settings, self._in_turn)
 
     @property
@@ -231,7 +231,7 @@ class LocalCluster:
             update_servers(self._servers, self.trainer.export, self._out, version)
         if self._vllm is not None and (self._in_turn.engine_sleeps or version != self._vllm.weight_version):
             with self._in_turn.waking():
-                self._vllm.load_weights(self._rank.policy.weights(device()), version)
+                self._ranks.call(_give_weights, [(self._vllm, version)])
         self._embedded.weight_version = version
 
     def metrics(self) -> dict[str, float]:
@@ -244,6 +244,7 @@ class LocalCluster:
         for started in (self._servers, self._vllm):
             if started is not None:
                 started.close()
+        self._stack.close()
 
 
 class Cluster(Protocol):
@@ -280,9 +281,11 @@ def open_cluster(spec: TrainerSpec) -> Cluster:
 
 
 def open_ranks(cluster: Literal["local", "ray"], spec: RankSpec[Rank]) -> AbstractContextManager[Ranks[Rank]]:
-    """Ranks without engines: one in this process, or `execution.ray.trainer_ranks` on Ray."""
+    """Ranks without engines: `execution.ranks` on this machine, or `execution.ray.trainer_ranks` on Ray."""
     if cluster == "ray":
         from luffy.cluster.ray_engine import ray_ranks  # imported here so that local runs need no Ray
 
         return ray_ranks(spec)
+    if spec.execution.ranks > 1:
+        return rank_processes(spec, spec.execution.ranks)
     return nullcontext(LocalRanks(spec.open_rank()))

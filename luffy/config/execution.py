@@ -179,8 +179,11 @@ class ExecutionConfig(StrictModel):
     the process sees, else the CPU."""
     data_workers: PositiveInt | None = None
     """Processes of `prepare_data` for a large source, each with its own grading process; None: one per core."""
+    ranks: PositiveInt = 1
+    """Ranks of `cluster: local`, each in a process of its own, and on one GPU where there are GPUs; they train and
+    generate side by side. It can change only the last bits of floats."""
     num_threads: PositiveInt | None = None
-    """CPU threads of a stage; None: torch's default. It can change only the last bits of floats."""
+    """CPU threads of a rank, or of another stage; None: torch's default. It can change only the last bits of floats."""
     cpu_instructions: Literal["native", "avx2"] = "native"
     """Instructions of torch's CPU kernels. `native` are the fastest, and round differently from one kind of CPU to
     another; `avx2` rounds alike on every Intel CPU that has AVX2, with the embedded engine and `cluster: local`."""

@@ -36,7 +36,7 @@ class ExperimentConfig(StrictModel):
     stages: tuple[StageName, ...]
     """The stages of the chain, in order; the sections `difficulty` and `synthesize` add those of their names."""
     cluster: Literal["local", "ray"] = "local"
-    """Where RL runs. `local`: in one process, in turn; `ray`: DeepSpeed ranks and vLLM actors, on any machines."""
+    """Where SFT and RL run: `local`, on this machine, in turn; `ray`, DeepSpeed ranks and vLLM actors, anywhere."""
     seed: NonNegativeInt = 0
     data: DataConfig
     model: ModelConfig
@@ -57,7 +57,7 @@ class ExperimentConfig(StrictModel):
     @property
     def num_ranks(self) -> int:
         """Trainer ranks."""
-        return self.execution.ray.trainer_ranks if self.cluster == "ray" else 1
+        return self.execution.ray.trainer_ranks if self.cluster == "ray" else self.execution.ranks
 
     @property
     def num_engines(self) -> int:

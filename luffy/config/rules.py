@@ -473,8 +473,23 @@ def _of_model(config: "ExperimentConfig", rl: RLConfig | None) -> Iterator[str]:
             f"execution.attention: {execution.attention} cannot compute in model.dtype: float32; use sdpa, or "
             "model.dtype: bfloat16"
         )
+    if execution.ranks > 1 and config.cluster == "ray":
+        yield f"execution.ranks: {execution.ranks} are of cluster: local; use execution.ray.trainer_ranks, or remove it"
+    elif execution.ranks > 1:
+        engines = {"rl": config.rl, "sft": config.sft}
+        for name in (name for name, section in engines.items() if name in config.stages and section is not None):
+            if getattr(engines[name], "engine", None) == "vllm":
+                yield (
+                    f"{name}.engine: vllm lives in the process of a single rank, and execution.ranks is "
+                    f"{execution.ranks}; use cluster: ray, or the engine cluster"
+                )
+        if execution.zero_stage == 3:
+            yield (
+                f"execution.zero_stage: 3 shares weights among ranks, and each of execution.ranks: {execution.ranks} "
+                "generates on its own; use 0, 1 or 2, or cluster: ray"
+            )
     if execution.sequence_parallel > 1 and config.cluster == "local":
         yield (
             f"execution.sequence_parallel: {execution.sequence_parallel} needs as many ranks, and cluster: local "
-            "trains in one process; use cluster: ray, or remove it"
+            "gives every rank whole sequences; use cluster: ray, or remove it"
         )

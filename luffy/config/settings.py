@@ -251,7 +251,7 @@ def evaluate_settings(config: ExperimentConfig) -> EvaluateSettings:
 
 def _gpus_of_training(config: ExperimentConfig, on_ray: int) -> int:
     if config.cluster == "local":
-        return 1
+        return config.num_ranks
     return on_ray if config.execution.ray.address is None else 0  # a remote cluster assigns its own
 
 
@@ -289,7 +289,8 @@ CONFIGURE: dict[str, Callable[[ExperimentConfig], StageSettings]] = {
 }
 """Derives the settings of each stage of a chain from an experiment."""
 GPUS: dict[str, Callable[[ExperimentConfig], int]] = {
-    "base": lambda config: 1 if config.model.architecture is not None else 0,  # a folder is only copied
+    # A folder is only copied.
+    "base": lambda config: config.execution.ranks if config.model.architecture is not None else 0,
     "synthesize": lambda config: _gpus_of_generation(config, *(config.synthesize.local if config.synthesize else ())),
     "difficulty": lambda config: _gpus_of_generation(config, config.measured_difficulty),
     "sample": lambda config: _gpus_of_generation(config, config.sampled_traces),

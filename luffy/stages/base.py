@@ -4,7 +4,9 @@ Run: python -m luffy.stages.base --config DIR/config.yaml --out DIR
 """
 
 import json
+import shutil
 
+from luffy.cluster.local import open_ranks
 from luffy.config.settings import BaseSettings
 from luffy.config.terms import NegativeLogLikelihoodLoss, NormaliserConfig, TermConfig
 from luffy.data.parquet import read_prompts
@@ -14,11 +16,8 @@ from luffy.rollout.text_endpoint import write_endpoint
 from luffy.stages.program import StageContext, StageResult, main
 from luffy.stages.supervised_run import run_supervised, trace_examples
 from luffy.tracking.metrics import GpuHours
-from luffy.training.checkpoint import CheckpointStore
 from luffy.training.model_folder import adapt_model_folder, copy_tokenizer, new_tiny_model
-from luffy.training.policy import Policy
-from luffy.training.ranks import LocalRanks
-from luffy.training.supervised import SupervisedPlan, SupervisedRank
+from luffy.training.supervised import SupervisedPlan, SupervisedSpec
 
 LANGUAGE_MODELLING = TermConfig(
     name="nll",
@@ -26,6 +25,8 @@ LANGUAGE_MODELLING = TermConfig(
     loss=NegativeLogLikelihoodLoss(kind="nll"),
     normaliser=NormaliserConfig(mode="token", population="own"),
 )
+_INITIAL = "initial"
+"""The model before training, for its ranks to load."""
 
 
 def run(settings: BaseSettings, context: StageContext) -> StageResult:
@@ -64,13 +65,14 @@ def run(settings: BaseSettings, context: StageContext) -> StageResult:
         checkpoint_every=context.execution.checkpoint.base_every,
         seed=settings.seed,
     )
-    model = new_tiny_model(settings.model.architecture, tokenizer, settings.seed)
-    # A base is trained in one process, whatever the ranks of SFT and RL share.
+    # A base is trained on this machine, whatever the ranks of SFT and RL share.
     execution = context.execution.model_copy(update={"sequence_parallel": 1})
-    policy = Policy(model, plan.optimizer, execution, settings.model.dtype)
-    checkpoints = CheckpointStore(context.out, context.execution.checkpoint.keep)
-    rank = SupervisedRank(policy, plan, checkpoints, tokenizer.pad_token_id)
-    return run_supervised(settings, context, LocalRanks(rank), examples, plan, hours)
+    initial = context.out / _INITIAL
+    new_tiny_model(settings.model.architecture, tokenizer, settings.seed).save_pretrained(initial)
+    spec = SupervisedSpec(plan, execution, settings.model.dtype, initial, context.out, tokenizer.pad_token_id)
+    with open_ranks("local", spec) as ranks:
+        shutil.rmtree(initial)
+        return run_supervised(settings, context, ranks, examples, plan, hours)
 
 
 if __name__ == "__main__":
