@@ -1,4 +1,4 @@
-"""`execution.ranks: 2`: two processes of one machine learn what one learns, and go on to the bit after either is killed."""
+"""`execution.ranks: 2`: two processes learn what one does, and go on to the bit after a kill of either."""
 
 import json
 import shutil
