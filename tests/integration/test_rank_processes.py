@@ -13,7 +13,7 @@ from support.refusals import refused
 from support.stages import WEIGHTS, assert_same_result
 
 from luffy.config import load_experiment
-from luffy.errors import EXIT_TEMPORARY, ConfigError
+from luffy.errors import EXIT_FAILURE, ConfigError
 
 pytestmark = pytest.mark.slow
 FIRST = ["stages=[prepare_data,base,sft]", "execution.retries=0"]
@@ -88,7 +88,7 @@ def test_a_killed_rank_ends_the_stage_and_the_same_command_resumes_it_to_the_bit
     wait_until(ranks)
     both[place].kill()
     output, _ = run.communicate()
-    assert run.returncode == EXIT_TEMPORARY, output
+    assert run.returncode == EXIT_FAILURE, output
     assert place == "rank 0" or "trainer rank 1 died" in output
     psutil.wait_procs(both.values(), timeout=20)
     assert not any(process.is_running() for process in both.values())

@@ -15,8 +15,10 @@ from synthetic.loaded_source import load_file, write_rows
 from synthetic.preparation import SMALL, prepare, row, sources_of
 
 from luffy.cli import main as command
+from luffy.config.data import FileSource
 from luffy.data.parquet import read_prompts, write_prompts
 from luffy.data.schema import SCHEMA
+from luffy.data.sources import open_source
 from luffy.errors import DataError
 from luffy.types import Message, Prompt, Trace
 
@@ -104,6 +106,31 @@ def test_ten_rows_of_each_layout_are_prepared_without_fields(tmp_path: Path) -> 
     assert {prompt.messages[-1].role for prompt in prompts} == {"user"}
     assert not any("\\boxed" in message.content for prompt in prompts for message in prompt.messages)
     assert [p.uid for p in prompts if p.data_source == "verl"] == [f"verl-{n}" for n in range(10)]
+
+
+BESIDE = (
+    "reasoning_content", "thinking", "weight", "loss_mask", "tool_calls", "tools", "images", "instruction", "input",
+    "output", "system", "context", "completion", "answer",
+)  # fmt: skip
+"""Columns that mean something elsewhere."""
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_a_column_beside_a_known_layout_is_used_or_named(tmp_path: Path, name: str) -> None:
+    rows = [LAYOUTS[name][0](n) for n in range(10)]
+    plain = load_file(write_rows(tmp_path / f"plain_{name}", *rows)).prompts
+    for column in (column for column in BESIDE if column not in rows[0]):
+        source = FileSource(kind="file", path=str(write_rows(tmp_path / name, *({**row, column: "7"} for row in rows))))
+        try:
+            opened = open_source(source, "train", 0)
+            found = list(opened.rows())
+        except DataError as error:
+            assert column in str(error), error
+            continue
+        malformed = {row.field for row in found if not isinstance(row, Prompt)}
+        texts = [[(p.messages, p.ground_truth, [t.reply for t in p.traces]) for p in some if isinstance(p, Prompt)]
+                 for some in (plain, found)]  # fmt: skip
+        assert column in opened.unread or column in malformed or texts[0] != texts[1], (column, malformed)
 
 
 def test_fields_without_traces_drop_the_solution(tmp_path: Path) -> None:
