@@ -33,6 +33,7 @@ from luffy.pipeline.manifest import Manifest, consumed_digests, finished_manifes
 from luffy.pipeline.memory import shared_context
 from luffy.pipeline.outside import outside_files
 from luffy.pipeline.plan import StagePlan, why_not_reused
+from luffy.pipeline.records import RunRecord, read_run
 from luffy.pipeline.reuse import FinishedStage, adopt, adoptable, complete_checkpoints, examine, newest_checkpoint
 from luffy.pipeline.shared_cache import SharedCache
 from luffy.pipeline.space import check_space
@@ -259,6 +260,7 @@ class ExperimentRun:
         directory: Path,
         command: Callable[[str, Path, Path], list[str]] = stage_command,
         stopped: Callable[[], bool] = lambda: False,
+        started: str = "",
     ) -> None:
         self.experiment = experiment
         self.directory = directory
@@ -267,7 +269,7 @@ class ExperimentRun:
         self._stages: dict[str, dict[str, str]] = {}
         self._spent_s: defaultdict[str, float] = defaultdict(float)
         self._recording = threading.Lock()
-        self._started = _now()
+        self._started = started or _now()
         self._working_directory = str(Path.cwd())
 
     def execute(
@@ -377,16 +379,17 @@ def start_run(
     stopped: Callable[[], bool] = lambda: False,
     command: Callable[[str, Path, Path], list[str]] = stage_command,
 ) -> Iterator[ExperimentRun]:
-    """Start a run in a new `runs/<experiment>-<n>/`, and record how it ended.
+    """Start a run in a new `runs/<experiment>-<n>/`, or go on with one that has ended early; record how it ended.
 
     `stopped` ends its stages as Ctrl-C would, for runs outside the main thread; `command` starts a stage's program.
     """
     experiment.workspace.prepare()
     with ExitStack() as stack:
         with usable(experiment.workspace.root), claiming(experiment.workspace):
-            directory = experiment.workspace.new_run(experiment.config.name, {"state": "running"})
+            known, new_run = _unfinished_run(experiment), experiment.workspace.new_run
+            directory = known.directory if known else new_run(experiment.config.name, {"state": "running"})
             stack.enter_context(stage_lock(directory))
-            run = ExperimentRun(experiment, directory, command, stopped)
+            run = ExperimentRun(experiment, directory, command, stopped, known.started if known else _now())
             run.record("running")
             for name, patch in uncommitted_changes(experiment.workspace.root).items():
                 file = directory / f"uncommitted-{name}.patch"
@@ -403,6 +406,17 @@ def start_run(
             raise
         with usable(directory):
             run.record("finished")
+
+
+def _unfinished_run(experiment: Experiment) -> RunRecord | None:
+    """The newest run of the experiment, where it had the same configuration and has ended early."""
+    workspace, config = experiment.workspace, experiment.config
+    newest = max(workspace.run_numbers(config.name), default=None)
+    if newest is None:
+        return None
+    record = read_run(workspace.runs / f"{config.name}-{newest}")
+    is_same = record.config == config.model_dump(mode="json") and record.working_directory == str(Path.cwd())
+    return record if is_same and record.condition in ("killed", "interrupted", "failed") else None
 
 
 def _now() -> str:

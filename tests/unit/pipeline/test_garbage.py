@@ -1,5 +1,6 @@
 """What `gc` finds and deletes in a workspace whose stages were finished by hand, and what it leaves."""
 
+import contextlib
 import json
 import os
 import shutil
@@ -180,6 +181,21 @@ def test_a_run_is_alive_while_a_process_holds_its_lock_whatever_its_record_says(
         assert going(workspace, keep_runs=0, older_than_s=0) == set()
     write_run(run.directory, {**record, "pid": os.getpid()})
     assert read_run(run.directory).condition == "killed"
+
+
+@pytest.mark.parametrize(("again", "name"), [((), "smoke-1"), (("base.steps=21",), "smoke-2")])
+@pytest.mark.parametrize("error", [None, KeyboardInterrupt, RuntimeError])
+def test_the_same_command_after_an_early_end_goes_on_with_the_same_run(workspace, opened, error, again, name):
+    with contextlib.suppress(BaseException), start_run(opened()) as run:
+        started = read_run(run.directory).started
+        raise (error or SystemExit)
+    if error is None:  # killed: its record still says that it runs
+        run.record("running")
+    with start_run(opened(*again)) as run:
+        assert run.directory.name == name
+        assert name == "smoke-2" or read_run(run.directory).started == started
+    with start_run(opened(*again)) as run:
+        assert run.directory.name != name, "a finished run is another one"
 
 
 READ = "import sys; from pathlib import Path; from luffy.pipeline.records import read_run\n"
