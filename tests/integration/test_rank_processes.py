@@ -17,7 +17,7 @@ from luffy.errors import EXIT_FAILURE, ConfigError
 
 pytestmark = pytest.mark.slow
 FIRST = ["stages=[prepare_data,base,sft]", "execution.retries=0"]
-WHOLE = ["stages=[prepare_data,base,sft,rl]", "execution.retries=0", "rl.steps=12", "execution.checkpoint.rl_every=2"]
+WHOLE = ["stages=[prepare_data,base,sft,rl]", "execution.retries=0", "rl.steps=8", "execution.checkpoint.rl_every=2"]
 TWO = "execution.ranks=2"
 
 
