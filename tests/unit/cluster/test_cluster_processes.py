@@ -271,8 +271,8 @@ def rank(tmp_path_factory: pytest.TempPathFactory) -> SupervisedRank:
 def test_the_responses_do_not_depend_on_the_number_of_ranks_which_go_on_training(rank, number):
     random_state = torch.get_rng_state()
     requests = [RolloutRequest(tuple(range(1, 3 + place % 2)), seed=place) for place in range(number)]
-    alone = RanksEngine(LocalRanks(rank), 8, step=4).generate(requests, PARAMS)
-    shared = RanksEngine(SeveralRanks(rank, rank), 8, step=4).generate(requests, PARAMS)
+    alone = RanksEngine(LocalRanks(rank), 8, weight_version=4).generate(requests, PARAMS)
+    shared = RanksEngine(SeveralRanks(rank, rank), 8, weight_version=4).generate(requests, PARAMS)
     assert [completion.token_ids for completion in shared] == [completion.token_ids for completion in alone]
     assert {version for completion in shared for version in completion.weight_versions} == {4}
     assert number == 1 or len({completion.token_ids for completion in shared}) > 1
