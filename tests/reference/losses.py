@@ -70,9 +70,9 @@ def group_accuracy(rows: Rows, group: int) -> float:
     return sum(rewards) / len(rewards) if rewards else 0.0
 
 
-def _entropy_bonus(rows: Rows) -> Tensor:
-    """LUFFY's, converted: 0.0003 x mean entropy of all response tokens."""
-    return -0.0003 * mean([r.entropy for r in rows])
+def _entropy_bonus(rows: Rows, coefficient: float = 0.0003) -> Tensor:
+    """The mean entropy of all response tokens; LUFFY's coefficient, converted."""
+    return -coefficient * mean([r.entropy for r in rows])
 
 
 def _own(rows: Rows, loss: Callable[[Evaluated], Tensor]) -> list[Tensor]:
@@ -275,7 +275,7 @@ def rlsd(rows: Rows) -> Tensor:
 # ---- with demonstrations, guided or replayed rows ----
 
 
-def mixed(off_policy: Callable[[Evaluated], Tensor]) -> Loss:
+def mixed(off_policy: Callable[[Evaluated], Tensor], entropy: float = 0.0003) -> Loss:
     """arXiv 2504.14945 eq. 5 with a loss for off-policy tokens: one joint denominator, no clip; entropy bonus.
 
     ExGRPO (2510.02245) has replayed rows in the place of demonstrations, with recorded log-probabilities; Critique-GRPO
@@ -284,7 +284,7 @@ def mixed(off_policy: Callable[[Evaluated], Tensor]) -> Loss:
 
     def loss(rows: Rows) -> Tensor:
         parts = _own(rows, _surrogate) + _given(rows, off_policy)
-        return total(parts) / _num_tokens(parts) + _entropy_bonus(rows)
+        return total(parts) / _num_tokens(parts) + _entropy_bonus(rows, entropy)
 
     return loss
 
@@ -370,7 +370,7 @@ def trapo(rows: Rows) -> Tensor:
     region, one denominator; entropy bonus."""
     trusted = _given(rows, lambda r: -(r.logp.exp().detach() / 0.1).clamp(max=1.0) * r.logp)
     parts = _own(rows, _surrogate) + trusted
-    return total(parts) / _num_tokens(parts) + _entropy_bonus(rows)
+    return total(parts) / _num_tokens(parts) + _entropy_bonus(rows, 0.00037)
 
 
 def stephint(rows: Rows) -> Tensor:
@@ -475,7 +475,7 @@ REFERENCES: dict[str, Reference] = {
     "stephint": Reference("all_guided", estimators.standardised, stephint),  # so that right rows have a prefix, too
     "guide": Reference("hinted", estimators.standardised, guide),
     "lte": Reference("refined", estimators.standardised, lte),
-    "critique_grpo": Reference("refined", estimators.centred, mixed(_luffy_shape)),
+    "critique_grpo": Reference("refined", estimators.centred, mixed(_luffy_shape, entropy=0.0002)),
     "scaf_grpo": Reference("rollouts", estimators.standardised, scaf_grpo),
     "questa": Reference("rollouts", estimators.standardised, ppo),
     "pope": Reference("rollouts", estimators.standardised, ppo),

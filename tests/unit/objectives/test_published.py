@@ -94,7 +94,7 @@ PUBLISHED = {
         on_policy="cispo clip_low=None clip_high=4.0",
     ),
     "critique_grpo": _row(
-        "arXiv 2506.03106, authors' code (critique simple_gt)",
+        "arXiv 2506.03106, authors' code (critique simple_gt); no std, as its script wants; entropy 0.001 / 4.9",
         "retry.about=each retry.num_rows=8 retry.keep=best retry.accuracy_at_most=1.0 "
         "retry.wrong='The solution is incorrect, the answer is {reference}.' "
         "retry.right='The solution is correct, the answer is {reference}.' "
@@ -102,7 +102,7 @@ PUBLISHED = {
         MEAN,
         on_policy="surrogate",
         refined=SHAPED,
-        entropy=ENTROPY,
+        entropy=ENTROPY.replace("0.0003", "0.0002"),
     ),
     "dapo": _row(
         "arXiv 2503.14476, eq. 8 and section 3",
@@ -366,7 +366,7 @@ PUBLISHED = {
         sft="select=off_policy gate.group_accuracy_at_most=0.0 nll population=own before_gate=True",
     ),
     "trapo": _row(
-        "arXiv 2512.17636, authors' code",
+        "arXiv 2512.17636, authors' code; 0.7 of the paper; entropy 0.001 / 2.7",
         "off_policy=4 prefix.length=by_success "
         "prefix.length.rungs.0.rows=2 prefix.length.rungs.0.share=0.25 prefix.length.rungs.0.below=0.5 "
         "prefix.length.rungs.1.share=0.5 prefix.length.rungs.1.below=0.7 "
@@ -374,7 +374,7 @@ PUBLISHED = {
         MEAN,
         on_policy="surrogate population=all",
         prefix="select=off_policy nll temperature=rollout token_weight=trust_region population=all",
-        entropy=ENTROPY,
+        entropy=ENTROPY.replace("0.0003", "0.00037"),
     ),
     "trsft": _row(
         "arXiv 2512.17636: floor 0.1",
