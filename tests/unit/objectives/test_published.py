@@ -252,7 +252,7 @@ PUBLISHED = {
         prefix="select=off_policy surrogate top_entropy_share=0.2 mode=constant",
     ),
     "psft": _row(
-        "arXiv 2508.17784, authors' script: 256 traces, 32 a step",
+        "arXiv 2508.17784, authors' script: 64 traces, 8 a step",
         psft="select=off_policy clipped_surrogate clip_high=0.28 population=own",
         settings=STAGE.replace("epochs=3", "epochs=3 sft.steps_per_phase=8"),
     ),
