@@ -320,9 +320,9 @@ PUBLISHED = {
         on_policy="clipped_surrogate dual_clip=3.0 population=own",
     ),
     "sdft": _row(
-        "arXiv 2601.19897; TRL's trainer; top 64 of a whole vocabulary",
+        "arXiv 2601.19897, authors' code; top 64 of a whole vocabulary",
         advantage="none",
-        distillation="divergence measure=reverse_kl top_k=64 population=own",
+        distillation="divergence measure=forward_kl top_k=64 mode=sequence population=own",
         teacher="self weights=start follows.refresh_every=1 follows.mixup=0.01",
     ),
     "sdpg": _row(
