@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import yaml
 from reference.taught_presets import SUPERVISED, teacher_overrides
 
 from luffy.config import available_presets
@@ -447,5 +448,6 @@ def test_every_preset_is_in_the_table():
 def test_a_preset_has_the_values_of_its_source(name):
     source, parts = PUBLISHED[name]
     assert parts_of(name) == parts
-    comment = (METHODS / f"{name}.yaml").read_text(encoding="utf-8")
-    assert all(number in comment for number in re.findall(r"\d{4}\.\d{5}", source)) and source
+    text = (METHODS / f"{name}.yaml").read_text(encoding="utf-8")
+    assert ("teacher" in yaml.safe_load(text).get("rl", {})) == ("teacher" in parts), "the user gives the others"
+    assert all(number in text for number in re.findall(r"\d{4}\.\d{5}", source)) and source
