@@ -23,7 +23,7 @@ from luffy.config import load_experiment
 from luffy.config.execution import ExecutionConfig, RayConfig
 from luffy.config.model import DType
 from luffy.config.objective import ObjectiveConfig
-from luffy.config.terms import TermConfig
+from luffy.config.terms import DivergenceLoss, TermConfig
 from luffy.config.training import OptimizerConfig
 from luffy.objectives.objective import SumOverRanks
 from luffy.objectives.schedules import StepObjective, objective_at
@@ -35,6 +35,7 @@ from luffy.types import FinishReason, Group, Outcome, Source, TrainBatch, Trajec
 from reference.losses import REFERENCES
 from reference.rows import (
     LENGTH_LIMIT,
+    NUM_CHOICES,
     STEP,
     TOTAL_STEPS,
     Evaluated,
@@ -101,7 +102,15 @@ def objective_of(case: str) -> ObjectiveConfig | None:
         return ObjectiveConfig.model_validate_json(json.dumps(yaml.safe_load(VARIANTS[case][0])))
     preset = case.removesuffix("_sft")
     overrides = [f"method={preset}", f"chain={chain_of(preset)}", *teacher_overrides(preset)]
-    return load_experiment(ROOT / "exp_configs/smoke.yaml", overrides).objective
+    objective = load_experiment(ROOT / "exp_configs/smoke.yaml", overrides).objective
+    return objective and objective.model_copy(update={"terms": tuple(map(_with_few_choices, objective.terms))})
+
+
+def _with_few_choices(term: TermConfig) -> TermConfig:
+    """The term; a divergence with so few tokens of the vocabulary that it leaves some out."""
+    if not isinstance(term.loss, DivergenceLoss):
+        return term
+    return term.model_copy(update={"loss": term.loss.model_copy(update={"top_k": NUM_CHOICES})})
 
 
 def chain_of(preset: str) -> str:

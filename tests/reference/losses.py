@@ -4,12 +4,24 @@ A preset is a function and an entry in `REFERENCES`; the rows it is given are ne
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from reference import estimators
-from reference.rows import LENGTH_LIMIT, PROGRESS, Evaluated, Reference, ReferenceRow, evaluate, forward, mean, total
+from reference.rows import (
+    LENGTH_LIMIT,
+    NUM_CHOICES,
+    PROGRESS,
+    Evaluated,
+    Reference,
+    ReferenceRow,
+    evaluate,
+    forward,
+    mean,
+    total,
+)
 
 __all__ = ["REFERENCES", "Evaluated", "Reference", "ReferenceRow", "evaluate", "forward"]
 
@@ -70,9 +82,9 @@ def group_accuracy(rows: Rows, group: int) -> float:
     return sum(rewards) / len(rewards) if rewards else 0.0
 
 
-def _entropy_bonus(rows: Rows) -> Tensor:
-    """LUFFY's, converted: 0.0003 x mean entropy of all response tokens."""
-    return -0.0003 * mean([r.entropy for r in rows])
+def _entropy_bonus(rows: Rows, coefficient: float = 0.0003) -> Tensor:
+    """The mean entropy of all response tokens; LUFFY's coefficient, converted."""
+    return -coefficient * mean([r.entropy for r in rows])
 
 
 def _own(rows: Rows, loss: Callable[[Evaluated], Tensor]) -> list[Tensor]:
@@ -239,9 +251,30 @@ def jsd(r: Evaluated, beta: float = 0.5) -> Tensor:
     return beta * kl_sum(r.row.teacher_all, mixture) + (1 - beta) * kl_sum(r.logp_all, mixture)
 
 
+def few(r: Evaluated) -> Evaluated:
+    """The row with another vocabulary: the teacher's most probable tokens, and what is left of 1 as the last."""
+    chosen = r.row.teacher_all.argsort(dim=-1, descending=True)[:, :NUM_CHOICES]
+
+    def coarse(logp_all: Tensor) -> Tensor:
+        kept = logp_all.gather(-1, chosen)
+        return torch.cat([kept, (1 - kept.exp().sum(-1, keepdim=True)).log()], dim=-1)
+
+    return replace(r, logp_all=coarse(r.logp_all), row=replace(r.row, teacher_all=coarse(r.row.teacher_all)))
+
+
+def listed_kl(r: Evaluated) -> Tensor:
+    """verl's forward_kl_topk: the terms of the forward KL without the last."""
+    return kl_sum(r.row.teacher_all[:, :-1], r.logp_all[:, :-1])
+
+
 def everywhere(measure: Callable[[Evaluated], Tensor]) -> Loss:
     """The divergence alone, token mean."""
-    return lambda rows: mean(_own(rows, measure))
+    return lambda rows: mean(_own(rows, lambda r: measure(few(r))))
+
+
+def sdft(rows: Rows) -> Tensor:
+    """arXiv 2601.19897 as its code computes it: the mean over sequences of the forward KL's mean over tokens."""
+    return torch.stack([forward_kl(few(r)).mean() for r in rows]).mean()
 
 
 def correction(r: Evaluated) -> Tensor:
@@ -251,13 +284,14 @@ def correction(r: Evaluated) -> Tensor:
 
 def sdpo(rows: Rows) -> Tensor:
     """arXiv 2601.20802: JSD on the rows beside a right one, the mean over tokens, weighted by min(pi_old / mu, 2)."""
-    return mean([correction(r).clamp(max=2.0) * jsd(r) for r in rows if r.row.is_taught])
+    return mean([correction(r).clamp(max=2.0) * jsd(few(r)) for r in rows if r.row.is_taught])
 
 
 def sdpg(rows: Rows) -> Tensor:
     """arXiv 2606.04036: DAPO's clip with dual clip 10 + 0.001 KL(p || q) + 0.001 k2 to the start."""
     k2 = mean([(r.logp - r.row.logp_start).square() / 2 for r in rows])
-    return mean(_own(rows, lambda r: dual_clip(r, 0.28, 10.0))) + 0.001 * mean(_own(rows, reverse_kl)) + 0.001 * k2
+    divergence = mean(_own(rows, lambda r: reverse_kl(few(r))))
+    return mean(_own(rows, lambda r: dual_clip(r, 0.28, 10.0))) + 0.001 * divergence + 0.001 * k2
 
 
 def rlsd(rows: Rows) -> Tensor:
@@ -275,7 +309,7 @@ def rlsd(rows: Rows) -> Tensor:
 # ---- with demonstrations, guided or replayed rows ----
 
 
-def mixed(off_policy: Callable[[Evaluated], Tensor]) -> Loss:
+def mixed(off_policy: Callable[[Evaluated], Tensor], entropy: float = 0.0003) -> Loss:
     """arXiv 2504.14945 eq. 5 with a loss for off-policy tokens: one joint denominator, no clip; entropy bonus.
 
     ExGRPO (2510.02245) has replayed rows in the place of demonstrations, with recorded log-probabilities; Critique-GRPO
@@ -284,7 +318,7 @@ def mixed(off_policy: Callable[[Evaluated], Tensor]) -> Loss:
 
     def loss(rows: Rows) -> Tensor:
         parts = _own(rows, _surrogate) + _given(rows, off_policy)
-        return total(parts) / _num_tokens(parts) + _entropy_bonus(rows)
+        return total(parts) / _num_tokens(parts) + _entropy_bonus(rows, entropy)
 
     return loss
 
@@ -370,7 +404,7 @@ def trapo(rows: Rows) -> Tensor:
     region, one denominator; entropy bonus."""
     trusted = _given(rows, lambda r: -(r.logp.exp().detach() / 0.1).clamp(max=1.0) * r.logp)
     parts = _own(rows, _surrogate) + trusted
-    return total(parts) / _num_tokens(parts) + _entropy_bonus(rows)
+    return total(parts) / _num_tokens(parts) + _entropy_bonus(rows, 0.00037)
 
 
 def stephint(rows: Rows) -> Tensor:
@@ -451,9 +485,9 @@ REFERENCES: dict[str, Reference] = {
     "opd_rl": Reference("rollouts", estimators.centred, opd_rl),
     "kdrl": Reference("rollouts", estimators.standardised, kdrl),
     "gkd": Reference("rollouts", estimators.none, everywhere(jsd)),
-    "opd_topk": Reference("rollouts", estimators.none, everywhere(forward_kl)),
+    "opd_topk": Reference("rollouts", estimators.none, everywhere(listed_kl)),
     "opsd_jsd": Reference("rollouts", estimators.none, everywhere(jsd)),
-    "sdft": Reference("rollouts", estimators.none, everywhere(reverse_kl)),
+    "sdft": Reference("rollouts", estimators.none, sdft),
     "sdpo": Reference("peers", estimators.none, sdpo),
     "sdpg": Reference("rollouts", estimators.standardised, sdpg),
     "rlsd": Reference("rollouts", estimators.standardised, rlsd),
@@ -475,7 +509,7 @@ REFERENCES: dict[str, Reference] = {
     "stephint": Reference("all_guided", estimators.standardised, stephint),  # so that right rows have a prefix, too
     "guide": Reference("hinted", estimators.standardised, guide),
     "lte": Reference("refined", estimators.standardised, lte),
-    "critique_grpo": Reference("refined", estimators.centred, mixed(_luffy_shape)),
+    "critique_grpo": Reference("refined", estimators.centred, mixed(_luffy_shape, entropy=0.0002)),
     "scaf_grpo": Reference("rollouts", estimators.standardised, scaf_grpo),
     "questa": Reference("rollouts", estimators.standardised, ppo),
     "pope": Reference("rollouts", estimators.standardised, ppo),

@@ -17,6 +17,9 @@ STEP, TOTAL_STEPS = 3, 10
 """The step that is tested: schedules are in motion."""
 PROGRESS = (STEP - 1) / (TOTAL_STEPS - 1)
 
+NUM_CHOICES = 5
+"""Tokens of the vocabulary that divergences compare one by one: fewer than there are, as with a preset's own number."""
+
 
 def _empty() -> Tensor:
     return torch.zeros(0, dtype=torch.float64)

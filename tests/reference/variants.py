@@ -1,7 +1,6 @@
 """Objectives that no preset ships, so that every option of a term is proved once: configuration and reference."""
 
 import math
-from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -14,17 +13,18 @@ from reference.losses import (
     clipped,
     correction,
     dual_clip,
+    few,
     forward_kl,
     group_accuracy,
     jsd,
     k3,
-    kl_sum,
+    listed_kl,
     logp_sampler,
     prefix_rft,
     ratio_to_old,
     reverse_kl,
 )
-from reference.rows import LENGTH_LIMIT, PROGRESS, Evaluated, Reference, mean, total
+from reference.rows import LENGTH_LIMIT, PROGRESS, Reference, mean, total
 
 ADAPTIVE = {"entropy": 0.02}
 """What the adaptive coefficients have come to."""
@@ -256,21 +256,10 @@ terms:
 
 
 def few_choices(rows: Rows) -> Tensor:
-    """The teacher's five most probable tokens, and what is left of 1."""
-
-    def few(r: Evaluated) -> Evaluated:
-        chosen = r.row.teacher_all.argsort(dim=-1, descending=True)[:, :5]
-
-        def coarse(logp_all: Tensor) -> Tensor:
-            kept = logp_all.gather(-1, chosen)
-            return torch.cat([kept, (1 - kept.exp().sum(-1, keepdim=True)).log()], dim=-1)
-
-        return replace(r, logp_all=coarse(r.logp_all), row=replace(r.row, teacher_all=coarse(r.row.teacher_all)))
-
     coarse = [few(r) for r in rows]
     wrong = [forward_kl(r).mean() for r in coarse if r.row.reward == 0]
     reverse = total([reverse_kl(r) for r in coarse]) / (LENGTH_LIMIT * len(rows))
-    ignored = mean([kl_sum(r.row.teacher_all[:, :5], r.logp_all[:, :5]) for r in coarse])
+    ignored = mean([listed_kl(r) for r in coarse])
     return mean([jsd(r, 0.1) for r in coarse]) + torch.stack(wrong).mean() + 0.5 * reverse + ignored
 
 

@@ -1,7 +1,7 @@
 """What a token of each term weighs, relative to an on-policy token: ours by the engine, the authors' by their code.
 
 Rows are of equal length; losses are weights times the formula of the term, before advantages, ratios and weights such
-as e^-H. The authors' numbers are computed from what their code does with 64 rows a rank and update.
+as e^-H. The authors' numbers are computed from what their code does with the rows of one rank and update.
 """
 
 import math
@@ -13,9 +13,10 @@ from luffy.objectives.schedules import objective_at
 from reference.gradient_case import objective_of
 from reference.token_cases import Row, alone, demonstration, row_batch
 
-LENGTH, PROMPT, LIMIT = 2800, 150, 8192
-"""Tokens of a response, of a prompt, and the length limit."""
-ROWS, MICRO_BATCH_TOKENS = 64, 32768
+LENGTH, PROMPT = 2800, 150
+"""Tokens of a response and of a prompt."""
+ROWS, LIMIT, MICRO_BATCH_TOKENS = 64, 8192, 32768
+"""Rows of a rank and update, the length limit, and the bound on a micro-batch, where a script has no others."""
 _SHORT = 10
 """Tokens of a response in our batch: with rows of equal length the weights do not depend on it."""
 
@@ -38,10 +39,10 @@ def summed(coefficient: float) -> float:
     return coefficient
 
 
-def mean_a_micro_batch(coefficient: float, num_rows: float) -> float:
-    """A token mean over `num_rows` of the 64, added once a micro-batch, beside a policy token's 1 / LIMIT."""
-    micro_batches = math.ceil(ROWS * (PROMPT + LENGTH) / MICRO_BATCH_TOKENS)
-    return coefficient * micro_batches / (num_rows * LENGTH) * LIMIT
+def mean_a_micro_batch(coefficient: float, share: float = 1.0, *, rows: int = ROWS, limit: int = LIMIT) -> float:
+    """A token mean over a share of the rows, added once a micro-batch, beside a policy token's 1 / limit."""
+    micro_batches = math.ceil(rows * (PROMPT + LENGTH) / MICRO_BATCH_TOKENS)
+    return coefficient * micro_batches / (share * rows * LENGTH) * limit
 
 
 def own_means(coefficient: float, num_rows: float, policy_coefficient: float, policy_rows: float) -> float:
@@ -49,7 +50,7 @@ def own_means(coefficient: float, num_rows: float, policy_coefficient: float, po
     return coefficient / num_rows / (policy_coefficient / policy_rows)
 
 
-_ENTROPY = mean_a_micro_batch(0.001, ROWS)
+_ENTROPY = mean_a_micro_batch(0.001)
 _SWITCHED = 1 / (8 + 1)
 """Share of HPT's rows that are demonstrations where half of the prompts are switched: of 8 + 1 rows, one."""
 AUTHORS = {
@@ -60,21 +61,23 @@ AUTHORS = {
     ("luffy_prefix", "off_policy"): summed(1.0),
     ("luffy_prefix", "entropy"): _ENTROPY,
     ("on_policy", "entropy"): _ENTROPY,
-    ("rl_sft_loss", "sft"): mean_a_micro_batch(1.0, ROWS / 8),
+    ("rl_sft_loss", "sft"): mean_a_micro_batch(1.0, 1 / 8),
     ("rl_sft_loss", "entropy"): _ENTROPY,
     ("rl_plus", "off_policy"): summed(1.0),
     ("rl_plus", "entropy"): _ENTROPY,
     ("exgrpo", "replayed"): summed(1.0),
     ("exgrpo", "entropy"): _ENTROPY,
-    ("hpt", "sft"): mean_a_micro_batch(1.0, ROWS * _SWITCHED),
+    ("hpt", "sft"): mean_a_micro_batch(1.0, _SWITCHED),
     ("hpt", "entropy"): _ENTROPY,
-    ("srft", "sft"): mean_a_micro_batch(0.5, ROWS / 8),
+    ("srft", "sft"): mean_a_micro_batch(0.5, 1 / 8),
     ("srft", "off_policy"): summed(1.0),
     ("srft", "right"): summed(0.1),
     ("chord", "sft"): own_means(0.1, 1, 0.9, 4),
     ("guide", "hinted"): 1.0,
     ("critique_grpo", "refined"): summed(1.0),
-    ("critique_grpo", "entropy"): _ENTROPY,
+    ("critique_grpo", "entropy"): mean_a_micro_batch(0.001, limit=6144),
+    ("trapo", "prefix"): summed(1.0),
+    ("trapo", "entropy"): mean_a_micro_batch(0.001, rows=8),
     ("ampo", "off_policy"): summed(1.0),
     # As its policy term, a micro-batch's mean is weighed by its share of the rows.
     ("ampo", "entropy"): 0.001 / (18432 / (PROMPT + LENGTH) * LENGTH) * LIMIT,
@@ -99,6 +102,7 @@ def _rows(preset: str) -> list[Row]:
     groups = {
         "on_policy": [[rollout] * 8] * 8,
         "luffy_prefix": [[*[rollout] * 7, half]] * 8,
+        "trapo": [[*[rollout] * 4, *[half] * 4]] * 8,
         "uft": [[half] * 8] * 8,
         "hpt": [[rollout] * 8, switched] * 4,
         "exgrpo": [[rollout] * 8, mixed] * 4,

@@ -133,6 +133,7 @@ def row(answer: str, *, right: bool = False, cut: bool = False) -> Trajectory:
 
 
 SEVEN = row("7", right=True)
+EIGHT_AND_NINE = ["said 8 | No: 8 is not 7.", "said 9 | No: 9 is not 7."]
 
 
 def retries(config: dict[str, object], context: int | None = None) -> RetryPrompts:
@@ -143,7 +144,8 @@ def retries(config: dict[str, object], context: int | None = None) -> RetryPromp
     ("config", "rows", "shown"),
     [
         (EACH, [row("8"), SEVEN], ["said 8 | No: 8 is not 7.", "said 7 | Yes: 7.", "said 8 | No: 8 is not 7."]),
-        ({**EACH, "right": None, "num_rows": 2}, [row("8"), SEVEN], ["said 8 | No: 8 is not 7."] * 2),
+        # Each in its turn; of three wrong ones, the first two.
+        ({**EACH, "right": None, "num_rows": 2}, [row("8"), SEVEN, row("9"), row("3")], EIGHT_AND_NINE),
         ({**EACH, "right": None}, [SEVEN], []),
         ({**EACH, "num_rows": 1}, [row("{reference}")], ["said {reference} | No: {reference} is not 7."]),
         # One prompt is about all wrong responses, and names each answer once.
@@ -152,8 +154,9 @@ def retries(config: dict[str, object], context: int | None = None) -> RetryPromp
         (ALL, [row("8", cut=True), row("", cut=True)], ["Be brief."] * 2),
         (ALL, [SEVEN], []),
         # Those that are too long are left out: by default, longer than the longest prompt and 40 tokens.
-        (EACH, [row("8"), row("8" * 60)], ["said 8 | No: 8 is not 7."] * 2),
-        ({**EACH, "max_prompt_tokens": 30}, [row("8")], []),
+        (EACH, [row("8"), row("8" * 60), row("9")], EIGHT_AND_NINE),
+        ({**EACH, "max_prompt_tokens": 46}, [row("8"), row("10"), row("9")], EIGHT_AND_NINE),
+        ({**EACH, "max_prompt_tokens": 45}, [row("8"), row("10"), row("9")], []),
     ],
 )
 def test_prompts_of_a_second_round_show_responses_and_their_verdicts(config, rows, shown):
