@@ -22,7 +22,16 @@ from luffy.config.terms import LevelByHistory
 from luffy.data.sources import MIXTURE
 from luffy.errors import DataError
 from luffy.grading.request import Problem
-from luffy.rl.prompts import HintLevels, PromptSampler, available_quotas, open_sampler, quotas, step_offset
+from luffy.rl.prompts import (
+    NEVER_DRAWN,
+    HintLevels,
+    PromptHistory,
+    PromptSampler,
+    available_quotas,
+    open_sampler,
+    quotas,
+    step_offset,
+)
 from luffy.rl.replay import FailedPrompts, ReplayBuffer
 from luffy.rl.rows import Demonstration, RolloutTask
 from luffy.training.batching import stream_indices
@@ -193,6 +202,18 @@ def test_hint_levels_follow_what_a_step_may_know(ahead: int) -> None:
         known.append(levels.as_known_to(step).get("p", 1))
         levels.observe(step, [group])
     assert known == [1] * ahead + [1, 2, 3, 3, 3, 2, 1, 1, 2][: 9 - ahead]
+
+
+@pytest.mark.parametrize("ahead", [0, 1, 2])
+def test_a_plan_knows_the_pass_rates_up_to_its_staleness_and_the_draws_of_all_steps_before(ahead: int) -> None:
+    history = PromptHistory(0.0, ahead)  # the last rate counts alone
+    known = []
+    for step, right in enumerate((4, 3, 2, 1), start=1):
+        known.append(history.as_known_to(step).get("p", NEVER_DRAWN))
+        history.plan(step, ["p"])
+        history.observe(step, [Group("p", tuple(RIGHT if i < right else ROW for i in range(4)))])
+    assert [record.last_step for record in known] == [0, 1, 2, 3]
+    assert [record.pass_rate for record in known] == [None, *[None] * ahead, 1.0, 0.75, 0.5][:4]
 
 
 # ---- streams and pools ----

@@ -65,7 +65,12 @@ def test_a_lone_surrogate_is_replaced(path):
 
 
 @pytest.mark.parametrize(
-    "torn", [b'{"uid": 3}\n', b"5\n", b'"abc"\n', b"[]\n", b"\0\0\0\n", b'{"key": "k2", "num_tokens": "3"}\n\n']
+    "torn",
+    [
+        *(b'{"uid": 3}\n', b"5\n", b'"abc"\n', b"[]\n", b"\0\0\0\n", b'{"key": "k2", "num_tokens": 3}\n\n'),
+        b'{"key": "k2", "author": null, "text": "a", "num_tokens": "3", "end": "stop"}\n',
+        b'{"key": "k2", "author": null, "text": 5, "num_tokens": 3, "end": "stop"}\n',
+    ],
 )
 def test_a_line_that_is_no_answer_and_all_after_it_are_dropped(path, torn):
     whole = stored(path, {"k1": answer("one")})
