@@ -1,11 +1,12 @@
 """What a reader's first run gives, and how long it takes: the default experiment from several seeds, rounded twice.
 
 Run: python tests/benchmarks/first_result.py [--seeds 0 1 2 3 4] [--instructions native avx2] [--at-once 1]
-     [--workspace DIR] [KEY.PATH=VALUE ...]
+     [--workspace DIR]
 
 Each seed is run with the instructions of this CPU and with AVX2 alone, which rounds differently, as another CPU does.
-Finished stages are reused, so that the same command continues, in the workspace that `luffy` would use or in DIR. Times
-are those of the stages, wherever they were made: read them only from runs that had the machine to themselves.
+Finished stages are reused, so that the same command continues; the workspaces are DIR/native and DIR/avx2, with DIR
+workspace/first_result unless given. Times are those of the stages when they were made: read them only from runs that had
+the machine to themselves.
 """
 
 import argparse
@@ -33,11 +34,12 @@ class FirstResult:
     seconds: dict[str, float]
 
 
-def result_of(seed: int, instructions: str, workspace: Path | None, overrides: Sequence[str]) -> FirstResult:
+def result_of(seed: int, instructions: str, workspace: Path) -> FirstResult:
     """Run the default experiment, or read it where it has been run."""
-    texts = (f"seed={seed}", f"execution.cpu_instructions={instructions}", *overrides)
-    given = dict(text.split("=", 1) for text in texts)
-    run = luffy.run(ROOT / "exp_configs" / "arithmetic.yaml", given, workspace=workspace, quiet=True)
+    fields = {"seed": seed, "execution": {"cpu_instructions": instructions}}
+    # The instruction set is no part of a stage's key, so that each has a workspace of its own.
+    file = ROOT / "exp_configs" / "arithmetic.yaml"
+    run = luffy.run(file, fields, workspace=workspace / instructions, quiet=True)
     folders = {node: stage.directory for node, stage in run.record.stages.items()}
     accuracies: dict[str, dict[str, float]] = {}
     for found in read_accuracies(folders.values()):
@@ -59,16 +61,18 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
     parser.add_argument("--instructions", nargs="+", default=["native", "avx2"])
     parser.add_argument("--at-once", type=int, default=1, help="runs side by side")
-    parser.add_argument("--workspace", type=Path)
-    parser.add_argument("overrides", nargs="*")
+    parser.add_argument("--workspace", type=Path, default=ROOT / "workspace" / "first_result")
     options = parser.parse_args()
-    with ThreadPoolExecutor(options.at_once) as pool:
-        jobs = [
-            pool.submit(result_of, seed, instructions, options.workspace, options.overrides)
-            for seed in options.seeds
-            for instructions in options.instructions
-        ]
+    pool = ThreadPoolExecutor(options.at_once)
+    jobs = [
+        pool.submit(result_of, seed, instructions, options.workspace)
+        for seed in options.seeds
+        for instructions in options.instructions
+    ]
+    try:
         results = [job.result() for job in jobs]
+    finally:
+        pool.shutdown(cancel_futures=True)
     for suite in results[0].accuracies:
         scores = [[result.accuracies[suite][name] for name in CHECKPOINTS] for result in results]
         rows = [(result.name, *(f"{each:.1f}" for each in row)) for result, row in zip(results, scores, strict=True)]
