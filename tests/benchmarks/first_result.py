@@ -5,8 +5,8 @@ Run: python tests/benchmarks/first_result.py [--seeds 0 1 2 3 4] [--instructions
 
 Each seed is run with the instructions of this CPU and with AVX2 alone, which rounds differently, as another CPU does.
 Finished stages are reused, so that the same command continues; the workspaces are DIR/native and DIR/avx2, with DIR
-workspace/first_result unless given. Times are those of the stages when they were made: read them only from runs that had
-the machine to themselves.
+workspace/first_result unless given. Times are those of the stages when they were made: read them only from runs that
+had the machine to themselves.
 """
 
 import argparse
