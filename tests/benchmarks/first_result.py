@@ -76,7 +76,7 @@ def main() -> None:
     for suite in results[0].accuracies:
         scores = [[result.accuracies[suite][name] for name in CHECKPOINTS] for result in results]
         rows = [(result.name, *(f"{each:.1f}" for each in row)) for result, row in zip(results, scores, strict=True)]
-        rows.append((f"mean [range] of {len(results)}", *map(ranged, zip(*scores, strict=True))))
+        rows.append((f"mean, range of {len(results)}", *map(ranged, zip(*scores, strict=True))))
         show(("seed, instructions", *CHECKPOINTS), rows, f"{suite}, greedy accuracy in %")
     stages = list(results[0].seconds)
     times = [[*(result.seconds[node] for node in stages), sum(result.seconds.values())] for result in results]
