@@ -1,0 +1,88 @@
+"""What a reader's first run gives, and how long it takes: the default experiment from several seeds, rounded twice.
+
+Run: python tests/benchmarks/first_result.py [--seeds 0 1 2 3 4] [--instructions native avx2] [--at-once 1]
+     [--workspace DIR]
+
+Each seed is run with the instructions of this CPU and with AVX2 alone, which rounds differently, as another CPU does.
+Finished stages are reused, so that the same command continues; the workspaces are DIR/native and DIR/avx2, with DIR
+workspace/first_result unless given. Times are those of the stages when they were made: read them only from runs that
+had the machine to themselves.
+"""
+
+import argparse
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+
+from measuring import ROOT, show
+
+import luffy
+from luffy.api.runs import read_accuracies
+from luffy.pipeline.manifest import read_manifest
+
+CHECKPOINTS = ("base", "sft", "rl")
+
+
+@dataclass(frozen=True, slots=True)
+class FirstResult:
+    """One run: greedy accuracies in percent by suite and checkpoint, seconds by stage."""
+
+    name: str
+    accuracies: dict[str, dict[str, float]]
+    seconds: dict[str, float]
+
+
+def result_of(seed: int, instructions: str, workspace: Path) -> FirstResult:
+    """Run the default experiment, or read it where it has been run."""
+    fields = {"seed": seed, "execution": {"cpu_instructions": instructions}}
+    # The instruction set is no part of a stage's key, so that each has a workspace of its own.
+    file = ROOT / "exp_configs" / "arithmetic.yaml"
+    run = luffy.run(file, fields, workspace=workspace / instructions, quiet=True)
+    folders = {node: stage.directory for node, stage in run.record.stages.items()}
+    accuracies: dict[str, dict[str, float]] = {}
+    for found in read_accuracies(folders.values()):
+        if found.decoding == "greedy":
+            accuracies.setdefault(found.suite, {})[found.checkpoint] = 100 * found.accuracy
+    manifests = {node: read_manifest(folder) for node, folder in folders.items()}
+    seconds = {node: manifest.total_s for node, manifest in manifests.items() if manifest is not None}
+    return FirstResult(f"{seed} {instructions}", accuracies, seconds)
+
+
+def ranged(values: Sequence[float]) -> str:
+    """Mean and range."""
+    return f"{fmean(values):.1f} [{min(values):.1f}, {max(values):.1f}]"
+
+
+def main() -> None:
+    """Print a row for each run and one for all of them, for each suite."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
+    parser.add_argument("--instructions", nargs="+", default=["native", "avx2"])
+    parser.add_argument("--at-once", type=int, default=1, help="runs side by side")
+    parser.add_argument("--workspace", type=Path, default=ROOT / "workspace" / "first_result")
+    options = parser.parse_args()
+    pool = ThreadPoolExecutor(options.at_once)
+    jobs = [
+        pool.submit(result_of, seed, instructions, options.workspace)
+        for seed in options.seeds
+        for instructions in options.instructions
+    ]
+    try:
+        results = [job.result() for job in jobs]
+    finally:
+        pool.shutdown(cancel_futures=True)
+    for suite in results[0].accuracies:
+        scores = [[result.accuracies[suite][name] for name in CHECKPOINTS] for result in results]
+        rows = [(result.name, *(f"{each:.1f}" for each in row)) for result, row in zip(results, scores, strict=True)]
+        rows.append((f"mean, range of {len(results)}", *map(ranged, zip(*scores, strict=True))))
+        show(("seed, instructions", *CHECKPOINTS), rows, f"{suite}, greedy accuracy in %")
+    stages = list(results[0].seconds)
+    times = [[*(result.seconds[node] for node in stages), sum(result.seconds.values())] for result in results]
+    rows = [(result.name, *(f"{each:.0f}" for each in row)) for result, row in zip(results, times, strict=True)]
+    show(("seed, instructions", *stages, "all"), rows, "Seconds")
+
+
+if __name__ == "__main__":
+    main()
