@@ -286,6 +286,9 @@ def open_ranks(cluster: Literal["local", "ray"], spec: RankSpec[Rank]) -> Abstra
         from luffy.cluster.ray_engine import ray_ranks  # imported here so that local runs need no Ray
 
         return ray_ranks(spec)
-    if spec.execution.ranks > 1:
-        return rank_processes(spec, spec.execution.ranks)
+    ranks = spec.execution.ranks
+    if torch.cuda.is_available():
+        ranks = min(ranks, torch.cuda.device_count())
+    if ranks > 1:
+        return rank_processes(spec, ranks)
     return nullcontext(LocalRanks(spec.open_rank()))

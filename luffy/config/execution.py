@@ -180,8 +180,8 @@ class ExecutionConfig(StrictModel):
     data_workers: PositiveInt | None = None
     """Processes of `prepare_data` for a large source, each with its own grading process; None: one per core."""
     ranks: PositiveInt = 1
-    """Ranks of `cluster: local`, each in a process of its own, and on one GPU where there are GPUs; they train and
-    generate side by side. It can change only the last bits of floats."""
+    """Ranks of `cluster: local`, each in a process of its own; they train and generate side by side. On a machine with
+    GPUs each has one, and there are no more than GPUs. It can change only the last bits of floats."""
     num_threads: PositiveInt | None = None
     """CPU threads of a rank, or of another stage; None: torch's default. It can change only the last bits of floats."""
     cpu_instructions: Literal["native", "avx2"] = "native"

@@ -29,7 +29,7 @@ from luffy.data.parquet import read_prompts, suite_files, write_prompts
 from luffy.errors import EXIT_INTERRUPTED, LuffyError
 from luffy.pipeline.events import EVENTS_FILE, Event, EventReader
 from luffy.pipeline.experiment import Experiment, ExperimentRun, StageObserver, open_experiment
-from luffy.pipeline.gpus import detected_gpus, gpus_of_stage, own_gpus
+from luffy.pipeline.gpus import detected_gpus, gpus_of_stage, own_gpus, trains_here
 from luffy.pipeline.job import JOB_FILE, write_job
 from luffy.pipeline.lock import stage_lock
 from luffy.pipeline.manifest import finished_manifest
@@ -219,7 +219,7 @@ class Bench:
         write_job(out / JOB_FILE, job)
         gpus = gpus_of_stage(config, plan.node.stage)
         try:
-            with own_gpus(gpus) as environment:
+            with own_gpus(gpus, fewer=trains_here(config, plan.node.stage)) as environment:
                 began, command = time.monotonic(), stage_command(plan.node.stage, out)
                 supervise(command, out, on_event=lambda event: None, environment=environment)
                 wall_s = time.monotonic() - began

@@ -24,7 +24,7 @@ from luffy.errors import EXIT_USER_ERROR, DataError, LuffyError, StageFailed
 from luffy.pipeline.disk import usable
 from luffy.pipeline.engine_process import EngineProcess, current_engine_process
 from luffy.pipeline.events import Event
-from luffy.pipeline.gpus import Turn, gpus_of_stage, own_gpus
+from luffy.pipeline.gpus import Turn, gpus_of_stage, own_gpus, trains_here
 from luffy.pipeline.graph import StageNode, build_graph
 from luffy.pipeline.identity import Identity, IdentityRecord, code_identity, identity_of, read_identity
 from luffy.pipeline.job import JOB_FILE, StageJob, write_job
@@ -351,7 +351,8 @@ class ExperimentRun:
 
         wanted, limit_s = gpus_of_stage(self.experiment.config, stage), execution.time_limits_s.get(stage)
         try:
-            with own_gpus(wanted, waiting, self.stopped, turn) as environment:
+            fewer = trains_here(self.experiment.config, stage)
+            with own_gpus(wanted, waiting, self.stopped, turn, fewer=fewer) as environment:
                 began = time.monotonic()
                 try:
                     supervise(

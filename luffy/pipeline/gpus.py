@@ -110,20 +110,31 @@ def gpus_of_stage(config: ExperimentConfig, stage: str) -> int:
     return found if found == 0 or config.execution.gpus is None else config.execution.gpus
 
 
+def trains_here(config: ExperimentConfig, stage: str) -> bool:
+    """Whether `stage` trains with `execution.ranks`, of which there are no more than GPUs where there are GPUs."""
+    return stage == "base" or (stage in ("sft", "rl") and config.cluster == "local")
+
+
 @contextmanager
 def own_gpus(
-    wanted: int, waiting: Waiting = lambda what: None, stopped: Stopped = lambda: False, turn: Turn | None = None
+    wanted: int,
+    waiting: Waiting = lambda what: None,
+    stopped: Stopped = lambda: False,
+    turn: Turn | None = None,
+    *,
+    fewer: bool = False,
 ) -> Iterator[Mapping[str, str]]:
     """Hold `wanted` GPUs, after waiting for busy ones, and before them for the `turn`; yields the environment variables
     that select them.
 
-    Does nothing on a machine without GPUs. Raises ConfigError if the machine has fewer, LostError if its driver does
-    not respond, StageFailed once `stopped`.
+    Does nothing on a machine without GPUs. Where the machine has fewer, `fewer` takes all of them, and otherwise raises
+    ConfigError. Raises LostError if its driver does not respond, StageFailed once `stopped`.
     """
     gpus = _present_gpus(waiting, stopped) if wanted else ()
     if not gpus:
         yield {}
         return
+    wanted = min(wanted, len(gpus)) if fewer else wanted
     if wanted > len(gpus):
         raise ConfigError(
             f"the stage takes {wanted} GPUs, this machine has {len(gpus)}; lower execution.vllm.engines, "

@@ -34,13 +34,15 @@ class Room:
         return not running or (len(running) < self.most and taken + self.needs[node.name] <= self.slots)
 
 
+_TRAIN = ("base", "sft", "rl")
 ONE_AT_A_TIME = Room(1, {}, 1)
 
 
 def find_room(config: ExperimentConfig, nodes: Sequence[StageNode]) -> Room:
     """This machine's capacity for the stages of `config`; one at a time if they would share servers, GPUs or all cores.
 
-    Without GPUs, a stage takes `execution.num_threads` cores and one more for its graders.
+    Without GPUs, a stage takes `execution.num_threads` cores; one that trains takes them for each of its ranks, and one
+    more for its graders.
     """
     execution = config.execution
     most = execution.parallel_stages or len(nodes)
@@ -48,12 +50,14 @@ def find_room(config: ExperimentConfig, nodes: Sequence[StageNode]) -> Room:
         return ONE_AT_A_TIME  # a server holds the weights of one checkpoint at a time
     gpus = detected_gpus()
     if gpus:
-        return Room(len(gpus), {node.name: gpus_of_stage(config, node.stage) for node in nodes}, most)
+        return Room(len(gpus), {node.name: min(gpus_of_stage(config, node.stage), len(gpus)) for node in nodes}, most)
     if gpus is None or execution.num_threads is None:
         return ONE_AT_A_TIME  # torch takes every core
-    by_cores = (os.cpu_count() or 1) // (execution.num_threads + 1)
-    slots = execution.parallel_stages or max(1, by_cores)
-    return Room(slots, {node.name: 1 for node in nodes}, slots)
+    if execution.parallel_stages:
+        return Room(most, {node.name: 1 for node in nodes}, most)
+    cores, threads = os.cpu_count() or 1, execution.num_threads
+    training = execution.ranks * threads + 1
+    return Room(cores, {node.name: training if node.stage in _TRAIN else threads for node in nodes}, most)
 
 
 def walk(nodes: Sequence[StageNode], make: Make[Result], room: Room, stop: Callable[[], None]) -> dict[str, Result]:

@@ -364,6 +364,8 @@ def test_gpus_that_are_not_there_or_named_twice_are_refused(machine, monkeypatch
     if visible is None:
         with refused("takes 3 GPUs, this machine has 2"), own_gpus(3):
             pass
+        with own_gpus(3, fewer=True) as shown:
+            assert shown["CUDA_VISIBLE_DEVICES"] == "0,1"
     else:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
         with refused(f"CUDA_VISIBLE_DEVICES={visible}: ", "it has 0, 1"), own_gpus(1):

@@ -173,7 +173,7 @@ def gpus(number):
         (["execution.parallel_stages=2"], gpus(4), 4, 2),
         (["execution.parallel_stages=1"], gpus(4), 1, 1),
         (["execution.gpus=0"], gpus(4), 1, 1),
-        ([], gpus(0), 4, 4),
+        ([], gpus(0), 8, 8),
         (["execution.parallel_stages=2"], gpus(0), 2, 2),
         (["execution.num_threads=null"], gpus(0), 1, 1),
         ([], None, 1, 1),
@@ -186,3 +186,12 @@ def test_the_room_of_a_machine(monkeypatch, overrides, found, slots, most):
     config = smoke(*overrides)
     there = find_room(config, build_graph(config))
     assert (there.slots, there.most) == (slots, most)
+
+
+def test_ranks_take_cores_and_make_do_with_the_gpus_that_there_are(monkeypatch):
+    monkeypatch.setattr(walking.os, "cpu_count", lambda: 8)
+    config = smoke("execution.ranks=3")
+    for found, training in ((0, 4), (2, 2), (4, 3)):
+        monkeypatch.setattr(walking, "detected_gpus", lambda found=found: gpus(found))
+        needs = find_room(config, build_graph(config)).needs
+        assert (needs["base"], needs["rl"], needs["evaluate_rl"]) == (training, training, 1)
