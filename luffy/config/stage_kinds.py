@@ -103,7 +103,7 @@ _KINDS = (
         "The starting policy",
         inputs={"data": "data"},
         provides=("policy",),
-        rooms=(*_TRAINED, "rollout", "stages/supervised_run.py", "stages/training_span.py"),
+        rooms=(*_TRAINED, "cluster", "rollout", "stages/supervised_run.py", "stages/training_span.py"),
         views=("training_curves",),
     ),
     StageKind(

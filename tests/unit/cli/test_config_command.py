@@ -88,8 +88,8 @@ def test_every_field_is_listed_with_its_type_default_and_meaning(capsys):
 )
 def test_keys_and_values_and_experiments_are_completed(typed, expected):
     assert complete_override(typed) == expected
-    assert complete_config("arith") == ["arithmetic"]
-    assert complete_config("exp_configs/arith") == ["exp_configs/arithmetic.yaml"]
+    assert complete_config("arith") == ["arithmetic", "arithmetic_study"]
+    assert complete_config("exp_configs/arithmetic.") == ["exp_configs/arithmetic.yaml"]
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -436,7 +436,8 @@ def test_prepared_traces_are_counted_and_kept_or_rejected_by_rule(tmp_path, rule
     out.mkdir()
     execution, events = ExecutionConfig(data_workers=1), EventWriter(out / "events.jsonl")
     run(settings, StageContext(out, {}, "key", "prepare_data", execution, TrackingConfig(), events))
-    assert len(read_prompts(out / "train.parquet")) == num_kept
+    kept = read_prompts(out / "train.parquet")
+    assert (len(kept), sum(bool(prompt.traces) for prompt in kept)) == (10, num_kept)
     card = json.loads((out / "card.json").read_text())["sources"]["train"]
     assert card["replays"] == ({} if rule == "off" else {"same": 8, "differs": 2})
     assert card["rejected_traces"] == ({"trace_replay_differs": 2} if rule == "reject" else {})

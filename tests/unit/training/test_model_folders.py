@@ -336,7 +336,7 @@ def test_nothing_in_luffy_loads_a_model_with_code_or_unpickles_a_file() -> None:
         name for name, call in calls if ast.unparse(call.func) in ("torch.load", "pickle.load", "pickle.loads")
     }
     # Bytes from its own parent; from a process of the same stage, through Ray, which pickles all that it carries.
-    assert unpickling == {"shards.py", "tensor_sharing.py"}
+    assert unpickling == {"rank_processes.py", "shards.py", "tensor_sharing.py"}
 
 
 def tensors(model: PreTrainedModel) -> dict[str, Tensor]:
