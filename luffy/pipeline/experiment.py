@@ -410,14 +410,14 @@ def start_run(
 
 
 def _unfinished_run(experiment: Experiment) -> RunRecord | None:
-    """The newest run of the experiment, where it had the same configuration and has ended early."""
+    """The newest run of the experiment with the same configuration, where it has ended early."""
     workspace, config = experiment.workspace, experiment.config
-    newest = max(workspace.run_numbers(config.name), default=None)
-    if newest is None:
-        return None
-    record = read_run(workspace.runs / f"{config.name}-{newest}")
-    is_same = record.config == config.model_dump(mode="json") and record.working_directory == str(Path.cwd())
-    return record if is_same and record.condition in ("killed", "interrupted", "failed") else None
+    wanted = config.model_dump(mode="json"), str(Path.cwd())
+    for number in sorted(workspace.run_numbers(config.name), reverse=True):
+        record = read_run(workspace.runs / f"{config.name}-{number}")
+        if (record.config, record.working_directory) == wanted:
+            return record if record.condition in ("killed", "interrupted", "failed") else None
+    return None
 
 
 def _now() -> str:

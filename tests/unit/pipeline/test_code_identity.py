@@ -109,7 +109,7 @@ STAGES_OF = {
     "report": {"report"},
     "rl": {"rl"},
     "stages/rl.py": {"rl"},
-    "cluster": {"sft", "rl"},
+    "cluster": {"base", "sft", "rl"},
     "objectives": {"base", "sft", "rl", "sweep"},
     "rollout": EVERY - {"sft", "report"},
     "stages/answers": ASKING,
