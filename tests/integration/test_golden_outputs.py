@@ -34,7 +34,7 @@ GOLDEN = Path(__file__).with_name("golden_outputs.json")
 TIMEOUT_S = 900.0
 CHAINS = {
     # Long enough that RL is rewarded.
-    "arithmetic": (
+    "arithmetic_study": (
         *("data.train.num_prompts=64", "data.corpus.num_prompts=12800", "base.steps=100", "sft.num_traces=16"),
         *("sft.batch_size=8", "sft.epochs=1", "rl.steps=4", "rl.prompts_per_step=8", "execution.checkpoint.rl_every=2"),
         *(f"data.suites.{suite}.num_prompts=16" for suite in ("in_distribution", "longer", "other_mix", "retention")),
