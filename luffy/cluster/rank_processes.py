@@ -87,24 +87,24 @@ def rank_processes(spec: RankSpec[Rank], num_ranks: int) -> Iterator[RankProcess
     _name_interface()
     connections: list[Connection] = []
     processes = []
-    with socket.create_server((_HOST, 0)) as listening:
-        port = listening.getsockname()[1]
-        for rank in range(1, num_ranks):
-            here, there = context.Pipe()
-            given = (there, spec, rank, num_ranks, port, torch.get_num_threads(), os.getpid())
-            process = context.Process(target=_serve, args=given, name=f"rank {rank}", daemon=True)
-            process.start()
-            there.close()  # or its end would go unnoticed
-            connections.append(here)
-            processes.append(process)
-        os.environ |= {"RANK": "0", "WORLD_SIZE": str(num_ranks), "LOCAL_RANK": "0"}
-        join_process_group(_HOST, port, listening.detach())
-    ranks = RankProcesses(spec.open_rank(), connections)
     try:
+        with socket.create_server((_HOST, 0)) as listening:
+            port = listening.getsockname()[1]
+            for rank in range(1, num_ranks):
+                here, there = context.Pipe()
+                given = (there, spec, rank, num_ranks, port, torch.get_num_threads(), os.getpid())
+                process = context.Process(target=_serve, args=given, name=f"rank {rank}", daemon=True)
+                process.start()
+                there.close()  # or its end would go unnoticed
+                connections.append(here)
+                processes.append(process)
+            os.environ |= {"RANK": "0", "WORLD_SIZE": str(num_ranks), "LOCAL_RANK": "0"}
+            join_process_group(_HOST, port, listening.detach())
+        ranks = RankProcesses(spec.open_rank(), connections)
         for rank in range(1, num_ranks):
             ranks._answer(rank)
         yield ranks
-    finally:
+    finally:  # also where this rank has failed to open: at its exit, this process would wait for the others
         for connection in connections:
             connection.close()
         for process in processes:
@@ -134,7 +134,7 @@ def _serve(
         signal.signal(number, signal.SIG_IGN)
     torch.set_num_threads(num_threads)
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(num_ranks), "LOCAL_RANK": str(rank)}
-    with suppress(EOFError, OSError):
+    with suppress(EOFError, ConnectionError):  # rank 0 has ended
         try:
             join_process_group(_HOST, port, None)
             own = spec.open_rank()
@@ -142,7 +142,7 @@ def _serve(
             while True:
                 method, given = pickle.loads(connection.recv_bytes())  # noqa: S301 - from the process that started it
                 connection.send_bytes(pickle.dumps((None, method(own, *given))))
-        except (EOFError, OSError):
+        except (EOFError, ConnectionError):
             raise
         except Exception as error:  # noqa: BLE001 - rank 0 raises it
             connection.send_bytes(pickle.dumps((error, None)))
