@@ -99,7 +99,8 @@ def on_a_gpu(sleeping, monkeypatch) -> list[str]:
     def started(*given, sleep_mode, **options) -> VLLMEngine:
         return start(*given, sleep_mode=True, **options)
 
-    cuda = SimpleNamespace(is_available=lambda: True, empty_cache=lambda: sleeping.append("free"))
+    free = lambda: sleeping.append("free")  # noqa: E731
+    cuda = SimpleNamespace(is_available=lambda: True, device_count=lambda: 1, empty_cache=free)
     monkeypatch.setattr(local, "torch", SimpleNamespace(cuda=cuda))
     monkeypatch.setattr(VLLMEngine, "from_folder", started)
     return sleeping
