@@ -31,7 +31,7 @@ from prefect.settings import PREFECT_TASKS_REFRESH_CACHE
 from prefect.transactions import CommitMode, IsolationLevel, transaction
 
 from luffy.config import STAGE_KINDS
-from luffy.errors import ConfigError, StageFailed, UserError
+from luffy.errors import ConfigError, StageFailed
 from luffy.pipeline.events import Event, EventKind
 from luffy.pipeline.gpus import QUEUE, Stopped, Waiting, pause
 from luffy.pipeline.graph import StageNode
@@ -118,17 +118,7 @@ def make_chain(session: Session, only: Collection[str] = ()) -> dict[str, Finish
     UserError where one that they are made from is not finished.
     """
     experiment = session.run.experiment
-    needed = {*only} or {node.name for node in experiment.nodes}
-    for node in reversed(experiment.nodes):
-        if node.name in needed:
-            needed |= {*node.inputs.values()}
-    nodes = [node for node in experiment.nodes if node.name in needed]
-    for plan in experiment.plan() if only else ():
-        if plan.node.name in needed and plan.node.name not in only and plan.action not in ("reuse", "pull"):
-            raise UserError(
-                f"--only: {plan.node.name}, which comes before, is not finished ({plan.headline}: {plan.reason}); "
-                f"add --only {plan.node.name}, or leave --only out"
-            )
+    nodes = experiment.chain_of(only, adopts=session.adopts)
     room = find_room(experiment.config, nodes)
     return walk(nodes, lambda node, inputs: make_stage(session, node, inputs), room, session.stop)
 

@@ -4,7 +4,7 @@ One experiment: `show_plan`, `plans_of`. All runs of a comparison or a grid: `sh
 stage that several runs share is listed once, with the first of them.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import ExitStack
 
 from luffy.cli.console import memory_table, plan_table, say, show_rows, terminal
@@ -25,18 +25,22 @@ def show_plan(
     *,
     verify: bool,
     sweep_steps: tuple[int, ...] = (),
-    stages: Sequence[str] | None = None,
+    only: Collection[str] = (),
     adopts: bool = False,
 ) -> None:
     """Print the estimate of GPU memory, then for each stage what a run would do, why, and on how many GPUs.
 
     Also how long the most similar finished result of the stage took, and the places in a running Ray cluster. GPUs are
-    left out where neither this machine nor the experiment has any.
+    left out where neither this machine nor the experiment has any. With `only`, the stages (nodes) that a run would be
+    asked to make, for these and what they are made from.
 
     Raises ConfigError, after printing the estimate, if the run does not fit in memory.
     """
-    show_resources([config], estimate=True, stages=("sweep",) if sweep_steps else stages)
-    plans = plans_of(config, workspace, verify=verify, sweep_steps=sweep_steps, adopts=adopts)
+    experiment = open_experiment(config, workspace, verify=verify, sweep_steps=sweep_steps)
+    chosen = [node.stage for node in experiment.nodes if node.name in only] or None
+    show_resources([config], estimate=True, stages=("sweep",) if sweep_steps else chosen)
+    chain = experiment.chain_of(only, adopts=adopts)
+    plans = [plan for plan in experiment.plan(adopts=adopts) if plan.node in chain]
     console = terminal()
     if config.cluster == "ray":
         console.print()
@@ -59,7 +63,7 @@ def show_plan(
     if (
         config.cluster == "ray"
         and config.execution.ray.address is not None
-        and {"sft", "rl"} & {*(stages or config.stages)}
+        and {"sft", "rl"} & {*(chosen or config.stages)}
     ):
         _show_places(config)
 
@@ -107,10 +111,9 @@ def plans_of(
     *,
     verify: bool,
     sweep_steps: tuple[int, ...] = (),
-    adopts: bool = False,
 ) -> Sequence[StagePlan]:
     """The plan of every stage; raises LuffyError if it cannot be determined yet."""
-    return open_experiment(config, workspace, verify=verify, sweep_steps=sweep_steps).plan(adopts=adopts)
+    return open_experiment(config, workspace, verify=verify, sweep_steps=sweep_steps).plan()
 
 
 def check(

@@ -22,6 +22,8 @@ EventKind = Literal["started", "waiting", "progress", "message", "finished", "fa
 """`waiting`: another process, named in the text, has the stage's lock. `finished`: the manifest has been written or
 found. `failed`: the text is the reason in one line. `stopped`: cleanly, after a stop request; the text says what is
 kept."""
+INTERRUPTED = "interrupted"
+"""The text of `failed` where no fault ended the stage: Ctrl-C, or a stop request whose grace period was over."""
 _KINDS = frozenset(get_args(EventKind))
 _LAST_KINDS = frozenset[EventKind](("finished", "failed", "stopped"))
 _PROGRESS_INTERVAL_S = 0.25
@@ -117,3 +119,15 @@ def seconds_of_attempts(events: Sequence[Event]) -> float:
     if begun is None:
         return 0.0
     return begun.metrics.get(_EARLIER, 0.0) + last_s - begun.time
+
+
+def how_it_ended(events: Sequence[Event]) -> Literal["interrupted", "failed", "killed"]:
+    """How the newest attempt ended, of a stage that is not finished and on which no process works.
+
+    A stage that fails or is asked to end says so in its last event; one that is killed cannot.
+    """
+    begun = max((number for number, event in enumerate(events) if event.kind == "started"), default=0)
+    last = next((event for event in reversed(events[begun:]) if event.kind in _LAST_KINDS), None)
+    if last is None:
+        return "killed"
+    return "failed" if last.kind == "failed" and last.text != INTERRUPTED else "interrupted"

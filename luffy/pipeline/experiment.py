@@ -6,7 +6,7 @@ import socket
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -20,10 +20,10 @@ from pydantic import ValidationError
 from luffy.config import ExperimentConfig
 from luffy.config.execution import ExecutionConfig
 from luffy.config.settings import BaseSettings, RLSettings, SFTSettings, StageSettings, has_own_vllm
-from luffy.errors import EXIT_USER_ERROR, DataError, LuffyError, StageFailed
+from luffy.errors import EXIT_USER_ERROR, DataError, LuffyError, StageFailed, UserError
 from luffy.pipeline.disk import usable
 from luffy.pipeline.engine_process import EngineProcess, current_engine_process
-from luffy.pipeline.events import Event
+from luffy.pipeline.events import EVENTS_FILE, Event, EventReader, how_it_ended
 from luffy.pipeline.gpus import Turn, gpus_of_stage, own_gpus, trains_here
 from luffy.pipeline.graph import StageNode, build_graph
 from luffy.pipeline.identity import Identity, IdentityRecord, code_identity, identity_of, read_identity
@@ -85,6 +85,24 @@ class Experiment:
             plans.append(plan)
         return tuple(plans)
 
+    def chain_of(self, only: Collection[str], *, adopts: bool = False) -> tuple[StageNode, ...]:
+        """The nodes to make or reuse for those in `only`, by default all, in the order of the chain.
+
+        UserError where one is not finished that those in `only` are made from.
+        """
+        needed = {*only} or {node.name for node in self.nodes}
+        for node in reversed(self.nodes):
+            if node.name in needed:
+                needed |= {*node.inputs.values()}
+        for plan in self.plan(adopts=adopts) if only else ():
+            is_made = plan.action in ("reuse", "pull", "adopt")
+            if plan.node.name in needed and plan.node.name not in only and not is_made:
+                raise UserError(
+                    f"--only: {plan.node.name}, which comes before, is not finished ({plan.headline}: {plan.reason}); "
+                    f"add --only {plan.node.name}, or leave --only out"
+                )
+        return tuple(node for node in self.nodes if node.name in needed)
+
     def plan_node(
         self, name: str, pending: frozenset[str] = frozenset(), adopted: Mapping[str, Path] = MappingProxyType({})
     ) -> StagePlan:
@@ -102,13 +120,14 @@ class Experiment:
             found = self.shared.find(node.stage, identity.key)
             if found is not None and all(found.consumed.get(entry) == digest for entry, digest in consumed.items()):
                 return decide("pull", f"from {self.shared.url}")
-        reason = condition.reason
+        reason, holder = condition.reason, holder_of(directory)
         if not reason and read_identity(directory) is not None:
-            reason = "interrupted" if newest_checkpoint(directory) else "interrupted before its first checkpoint"
+            ended = "begun" if holder else how_it_ended(EventReader(directory / EVENTS_FILE).read())
+            reason = ended if newest_checkpoint(directory) else f"{ended} before its first checkpoint"
         elif not reason:
             siblings = self.workspace.siblings(node.stage)
             reason = why_not_reused(siblings, self.config.name, name, identity, node.inputs)
-        if holder := holder_of(directory):
+        if holder:
             reason = f"{reason}; {holder} is working on it"
         if condition.step:
             return decide("resume", reason, condition.step)

@@ -52,7 +52,7 @@ def check_resources(config: ExperimentConfig, stages: Sequence[str] | None = Non
 
 
 def find_resources(config: ExperimentConfig, stages: Sequence[str] | None = None) -> Resources:
-    """Check what an experiment needs for `stages`, by default all of its own.
+    """Check what an experiment needs for `stages`, by default all of its own. What the others lack becomes a note.
 
     Under `cluster: local` only vLLM engines on known GPUs are checked, and there may be a note. Raises DataError if
     `model.path` is a local path that is not a model folder.
@@ -68,6 +68,9 @@ def find_resources(config: ExperimentConfig, stages: Sequence[str] | None = None
     if placement.is_estimated:
         notes += _notes(placement) if config.cluster == "ray" else []
         complaints += [*_unfit_gpus(placement), *_heads_not_divided(placement), *_too_full(placement)]
+    if {*wanted} < {*config.stages}:
+        others = find_resources(config).complaints
+        notes += [f"refused without --only: {line}" for line in others if line not in complaints]
     return Resources(placement.memory, tuple(notes), tuple(complaints))
 
 

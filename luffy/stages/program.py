@@ -38,7 +38,7 @@ from luffy.errors import (
 )
 from luffy.library_loading import loaded
 from luffy.pipeline.disk import READ_ONLY, lack_of_space
-from luffy.pipeline.events import EVENTS_FILE, EventReader, EventWriter, seconds_of_attempts
+from luffy.pipeline.events import EVENTS_FILE, INTERRUPTED, EventReader, EventWriter, seconds_of_attempts
 from luffy.pipeline.identity import IdentityRecord, code_identity, read_identity, write_identity
 from luffy.pipeline.job import StageJob, read_job
 from luffy.pipeline.lock import stage_lock
@@ -169,7 +169,7 @@ def run_program(
         logger.info("was asked to end: %s", stopped)
         return stopped.exit_code
     except KeyboardInterrupt:
-        _record_failure(events, "interrupted")
+        _record_failure(events, INTERRUPTED)
         return EXIT_INTERRUPTED
     except Exception as error:  # noqa: BLE001 - top level: every error is reported to the supervisor in one line
         known = _as_user_error(error)
@@ -297,7 +297,7 @@ def _give_up(events: EventWriter, supervisor: int | None) -> None:
     """
     if mark := os.environ.get(MARK_VARIABLE):
         end_processes(mark, 0.0, spared=supervisor)
-    _record_failure(events, "interrupted")
+    _record_failure(events, INTERRUPTED)
     os._exit(EXIT_INTERRUPTED)
 
 

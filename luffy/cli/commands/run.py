@@ -66,11 +66,10 @@ def run(
     nodes = build_graph(experiment)
     select_nodes(nodes, force or (), "--force")
     chosen = select_nodes(nodes, only or (), "--only")
-    stages = [node.stage for node in nodes if node.name in chosen] or None
     if dry_run:
-        show_plan(experiment, where, verify=verify, stages=stages, adopts=adopt)
+        show_plan(experiment, where, verify=verify, only=chosen, adopts=adopt)
         return EXIT_OK
-    check([experiment], where, stages=stages)
+    check([experiment], where, stages=[node.stage for node in nodes if node.name in chosen] or None)
     parameters = {"config_file": config, "overrides": overrides or [], "verify": verify}
     parameters |= {"only": only, "force": force, "adopt": adopt}
     plans = partial(plans_of, experiment, where, verify=verify)

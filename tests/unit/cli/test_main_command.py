@@ -141,6 +141,10 @@ def test_a_file_of_many_runs_is_not_taken_for_an_experiment(luffy, task, name, n
         (["config", "smoke", "--stage", "rl"], "--stage: .. --explain"),
         (["config", "rl.stepz", "--fields"], "rl.stepz"),
         (["run", "smoke", "--only", "none"], "--only none: .. prepare_data"),
+        (
+            ["run", "smoke", "--only", "sft", "--dry-run"],
+            "--only: prepare_data, which .. --only prepare_data, or leave",
+        ),
         (["prepare", "smoke"], "luffy run CONFIG --only prepare_data"),
         (["study", "study_smoke", "--cells", ","], "--cells ','"),
         (["study", "study_smoke", "--reproduce", ""], "--reproduce ''"),

@@ -159,6 +159,14 @@ def test_a_layout_that_can_work_has_no_complaints(driver, file, mib, overrides, 
     assert counts in (None, {gpu.name: gpu.count for gpu in found.gpus})
 
 
+def test_what_a_part_of_a_chain_does_not_need_is_said_beforehand(driver):
+    driver(NODE[:4])
+    data, whole = find_resources(load(SEVEN_B, []), ["prepare_data"]), find_resources(load(SEVEN_B, []))
+    assert data.complaints == () != whole.complaints
+    later = [note for note in data.notes if note not in whole.notes]
+    assert later == [f"refused without --only: {line}" for line in whole.complaints]
+
+
 UNDIVIDED = "does not divide the model's 28 attention heads"
 SHARED, FULL = "a shared GPU in a rollout would hold ", "raise gpu_memory_utilization or tensor_parallel_size"
 TOO_FEW = [

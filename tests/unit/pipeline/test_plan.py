@@ -3,11 +3,13 @@
 import os
 import shutil
 from dataclasses import replace
+from functools import partial
 
 import pytest
 from synthetic.finished_stages import begin, finish, finish_all
 
 from luffy.pipeline import reuse
+from luffy.pipeline.events import EVENTS_FILE, INTERRUPTED, EventWriter
 from luffy.pipeline.garbage import Retention, survey
 from luffy.pipeline.identity import read_identity, write_identity
 from luffy.pipeline.job import JOB_FILE, read_job
@@ -170,7 +172,16 @@ def test_an_interrupted_stage_resumes_from_its_newest_complete_checkpoint_of_the
     plan = experiment.plan_node("base")
     begin(plan, steps=20)
     (plan.directory / "checkpoints" / "step_000030").mkdir()
-    assert (decisions(experiment)["base"], reasons(experiment)["base"]) == ("resume from step 20", "interrupted")
+    events = EventWriter(plan.directory / EVENTS_FILE)
+    for tell, how in (
+        (events.started, "killed"),
+        (partial(events.tell, "stopped", "was asked to end"), "interrupted"),
+        (events.started, "killed"),
+        (partial(events.tell, "failed", INTERRUPTED), "interrupted"),
+        (partial(events.tell, "failed", "sft.lr: the loss is NaN"), "failed"),
+    ):
+        tell()
+        assert (decisions(experiment)["base"], reasons(experiment)["base"]) == ("resume from step 20", how)
     finish(experiment, "prepare_data", content="two")
     assert (decisions(experiment)["base"], reasons(experiment)["base"]) == ("run", "data came out differently")
 
