@@ -23,7 +23,6 @@ from luffy.data.templates import opener_of
 from luffy.errors import DataError
 from luffy.evaluation.results import EvaluationResults, write_counted
 from luffy.evaluation.sample_files import SAMPLES_FILE, SampleRecord, ungraded_record, write_sample_records
-from luffy.evaluation.second_grades import grade_responses
 from luffy.grading.pool import GraderPool
 from luffy.grading.request import GradeRequest, problem_of, require_verdicts
 from luffy.types import Outcome, Prompt
@@ -214,18 +213,18 @@ def write_responses(
                 for problem, number in batch
                 for reference in references(problem)
             ]
-            grades = grade_responses(grader, requests)
-            require_verdicts([both.grade for both in grades], "responses", "nothing is written; repeat the command")
-            graded = iter(grades)
+            grades = grader.grade(requests)
+            require_verdicts(grades, "responses", "nothing is written; repeat the command")
+            graded = zip(requests, grades, strict=True)
             for problem, number in batch:
-                found = [(next(graded), reference) for reference in references(problem)]
-                both, met = next((each for each in found if each[0].grade.outcome is Outcome.CORRECT), found[0])
-                prompt, text = replace(problem.prompt, ground_truth=met), problem.responses[number]
+                found = list(itertools.islice(graded, len(references(problem))))
+                met, grade = next((each for each in found if each[1].outcome is Outcome.CORRECT), found[0])
+                prompt, text = replace(problem.prompt, ground_truth=met.ground_truth), problem.responses[number]
                 record = ungraded_record(
                     prompt, suite=prompt.data_source, decoding=DECODING, sample=number, seed=0, shown=problem.text,
                     response=text, finish_reason="", num_tokens=0,
                 )  # fmt: skip
-                yield both.added_to(record)
+                yield record.graded(grader.kind_of(met).kind, grade)
 
     folder.mkdir(parents=True, exist_ok=True)
     write_sample_records(folder / SAMPLES_FILE, records())

@@ -184,8 +184,8 @@ def scores(rows: Sequence[ResultRow]) -> Table:
 def measures(rows: Sequence[ResultRow]) -> tuple[Table, ...]:
     """Tables of other measures than accuracy; without rows where there is none.
 
-    Shares of truncated, unanswered, unparsable and failed responses with mean lengths; responses by the form that was
-    asked for; two graders on the same responses; and what puts scores of multiple choice into perspective.
+    Shares of truncated, unanswered, unparsable and failed responses with mean lengths; and what puts scores of multiple
+    choice into perspective.
     """
     health = table_of(
         rows,
@@ -200,30 +200,6 @@ def measures(rows: Sequence[ResultRow]) -> tuple[Table, ...]:
         },
         "Responses: shares in percent, and how long they are",
     )
-    forms = table_of(
-        [(row.suite, row.form) for row in rows if row.form is not None],
-        {
-            "suite": lambda found: found[0],
-            "in form, right": lambda found: found[1].right_in_form,
-            "in form, wrong": lambda found: found[1].wrong_in_form,
-            "otherwise, right": lambda found: found[1].right_otherwise,
-            "otherwise, wrong": lambda found: found[1].wrong_otherwise,
-            "form": lambda found: found[1].form,
-        },
-        "Responses by form and answer",
-    )
-    agreements = table_of(
-        [(row.suite, row.agreement) for row in rows if row.agreement is not None and row.agreement.share < 1],
-        {
-            "suite": lambda found: found[0],
-            "graders": lambda found: f"{found[1].first}, {found[1].second}",
-            "agree": lambda found: percent(found[1].share),
-            "only the first says correct": lambda found: found[1].only_first,
-            "only the second": lambda found: found[1].only_second,
-            "accuracy by the second": lambda found: percent(found[1].second_accuracy),
-        },
-        "Two graders on the same responses",
-    )
     choices = table_of(
         [(row, row.choices) for row in rows if row.choices is not None],
         {
@@ -236,7 +212,7 @@ def measures(rows: Sequence[ResultRow]) -> tuple[Table, ...]:
         "Multiple choice",
         "The score adjusted for guessing counts a response that names no option as a guess, and is not an accuracy.",
     )
-    return health, forms, agreements, choices
+    return health, choices
 
 
 def shares_at_k(shares: Mapping[str, float]) -> str:
