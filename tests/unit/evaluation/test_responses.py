@@ -7,6 +7,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+import luffy
 from luffy.cli import main as command
 from luffy.evaluation.results import EvaluationResults, read_evaluation
 
@@ -89,9 +90,10 @@ def test_the_result_is_found_by_all_that_look_for_evaluations(tmp_path: Path, ca
     capsys.readouterr()
     assert command.main(["show", "--leaderboard", *workspace]) == 0
     shown = capsys.readouterr().out
-    assert "Sampled elsewhere" in shown and shown.index("strong") < shown.index("weak") and "left out" not in shown
+    assert "elsewhere; 95 %" in shown and shown.index("strong") < shown.index("weak") and "left out" not in shown
     assert command.main(["show", "org-strong", *workspace]) == 0
     assert "100.0" in capsys.readouterr().out
+    assert luffy.load_results(tmp_path / "ws")["temperature"].isna().all()
     stages = [str(tmp_path / f"ws/runs/org-{name}-1/stages/evaluate_responses") for name in ("weak", "strong")]
     assert command.main(["diff", *stages]) == 0
     assert command.main(["rescore", stages[0], "--grader", "math_strict"]) == 0
