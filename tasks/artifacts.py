@@ -113,7 +113,8 @@ def written_page(plan: StagePlan) -> Artifact | None:
     path = plan.directory / kind.text
     if not path.is_file():
         return None
-    text, page = path.read_text(encoding="utf-8"), path.with_suffix(".html")
+    text = path.read_text(encoding="utf-8")
+    page = plan.directory / kind.pages[0] if kind.pages else path.with_suffix(".html")
     head = f"With all plots, to open in a browser: `{page}`\n\n" if page.is_file() else ""
     cut = "" if len(text) <= _MAX_PAGE else f"\n\n(cut here; the rest is in {path})\n"
     return Artifact("markdown", f"{head}{text[:_MAX_PAGE]}{cut}", kind.title)

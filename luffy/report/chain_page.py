@@ -162,24 +162,36 @@ def chain_page(chain: FinishedChain) -> Page:
         f"seed {config.seed}",
         f"finished {timestamp(last.ended)}",
     )
-    confidence = f"{100 * chain.evaluations[0].results.confidence:g} %"
-    results = Section(
-        title="Results",
-        anchor="results",
-        notes=(
-            f"Accuracy in percent, mean over all responses. The {confidence} intervals are over problems: what another "
-            "set of problems of the same kind would give. Differences are paired: the same problems, the same random "
-            "seeds; green and red ones are significant after Holm's correction over the suites, whose p-value stands "
-            "below them.",
-        ),
-        sections=tuple(_decoding(chain, name) for name in chain.decodings),
-    )
+    confidence = _confidence(chain)
     tables = Section(title="Tables", anchor="tables", sections=tuple(_more(chain, name) for name in chain.decodings))
     sections = (
-        *(_opening(chain, confidence), results, *_training(chain), *_samples(chain)),
+        *(_opening(chain, confidence), _results(chain), *_training(chain), *_samples(chain)),
         *(tables, *_times(chain), _data(chain), _provenance(chain, last)),
     )
     return Page(config.name, " · ".join(filter(None, facts)), sections, "report")
+
+
+def chain_summary(chain: FinishedChain) -> str:
+    """Accuracies and differences as Markdown, which depend on no time."""
+    return markdown(Page(chain.config.name, "", (_results(chain),)))
+
+
+def _confidence(chain: FinishedChain) -> str:
+    return f"{100 * chain.evaluations[0].results.confidence:g} %"
+
+
+def _results(chain: FinishedChain) -> Section:
+    return Section(
+        title="Results",
+        anchor="results",
+        notes=(
+            f"Accuracy in percent, mean over all responses. The {_confidence(chain)} intervals are over problems: what "
+            "another set of problems of the same kind would give. Differences are paired: the same problems, the same "
+            "random seeds; green and red ones are significant after Holm's correction over the suites, whose p-value "
+            "stands below them.",
+        ),
+        sections=tuple(_decoding(chain, name) for name in chain.decodings),
+    )
 
 
 def model_card(chain: FinishedChain, node: str, explained: Iterable[tuple[str, str]], file: str) -> str:

@@ -40,9 +40,7 @@ def export(
     ],
     target: Annotated[
         Path,
-        Argument(
-            metavar="FOLDER|FILE", help="new or empty folder for the policy, or a new .parquet file for traces"
-        ),
+        Argument(metavar="FOLDER|FILE", help="new or empty folder for the policy, or a new .parquet file for traces"),
     ],
     step: Annotated[
         int | None, Option(metavar="N", help="a checkpoint's step [the final model, else the newest checkpoint]")

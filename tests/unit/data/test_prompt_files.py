@@ -154,7 +154,7 @@ def test_other_columns_are_refused_with_the_line_of_fields_to_give(tmp_path: Pat
         load_file(write_rows(tmp_path / "d.jsonl", *[row] * 3))
 
 
-def test_exported_traces_are_read_again_with_their_uids_and_no_confidential_one(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+def test_exported_traces_are_read_again_and_no_confidential_one(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     text = 'A "quoted",\nlong' + "\u2028" + "line"
     turns = (Message("assistant", "call"), Message("tool", "2"), Message("assistant", "\\boxed{2}"))
     one = (Trace("\\boxed{1}", "r1", True, (-0.5, 0.0)),)

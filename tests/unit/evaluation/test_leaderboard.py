@@ -50,7 +50,8 @@ NAMES = {  # checkpoints by the key of their evaluation; runs, by what they eval
         ["smoke-1 · luffy · RL step 6", "smoke-2 · luffy · RL step 6", "smoke-3 · dapo · RL step 6"],
     ),
     "runs that are gone": (
-        {"aaaaaaaaaa": "base", "bbbbbbbbbb": "base"}, [], [f"{weights * 8}, transformers, float32 · base" for weights in "ab"],
+        {"aaaaaaaaaa": "base", "bbbbbbbbbb": "base"}, [],
+        [f"{weights * 8}, transformers, float32 · base" for weights in "ab"],
     ),
     "a model of a hub": (*alone("smoke", "Qwen/Qwen2.5-0.5B"), ["smoke-1 · Qwen2.5-0.5B"]),
     "a model of a workspace": (*alone("smoke", "/w/stages/rl/0f3a/model"), ["smoke-1 · rl/0f3a"]),

@@ -18,7 +18,8 @@ from luffy.data.synthesis_card import SynthesisCard, TeacherCard
 from luffy.errors import LuffyError
 from luffy.pipeline.manifest import finished_manifest, write_manifest
 from luffy.report.cards import card_markdown, difficulty_section, synthesis_section
-from luffy.report.chain_page import difference_table, read_chain
+from luffy.report.chain_page import chain_page, difference_table, read_chain
+from luffy.report.page import markdown
 from luffy.stages.report import run
 from luffy.statistics.paired import holm
 
@@ -33,13 +34,16 @@ def chain(tmp_path_factory) -> Chain:
 
 
 def report(chain: Chain, out: Path, *without: str) -> tuple[str, str]:
+    """The page of the chain, as HTML and as text."""
     config, inputs = chain
     kept = {name: path for name, path in inputs.items() if name not in without}
     result = run(ReportSettings(experiment=config), stage_context("report", out, kept))
-    assert result.outputs == ("report.html", "report.md")
-    html, markdown = (out / name for name in result.outputs)
-    stands_alone(html.read_text())
-    return html.read_text(), markdown.read_text()
+    assert result.outputs == ("report.html", "summary.md")
+    html, summary = ((out / name).read_text() for name in result.outputs)
+    stands_alone(html)
+    whole = markdown(chain_page(read_chain(config, kept)))
+    assert tables(summary) < tables(whole) and "took" not in summary
+    return html, whole
 
 
 @pytest.fixture(scope="module")
