@@ -24,7 +24,7 @@ def leaderboard_page(board: Leaderboard, workspace: str) -> Page:
         "first ones cannot be told apart. Rows are compared within a table only, since a table is one protocol. The "
         "best mean stands first; means are not tested."
     )
-    sections = [Section(notes=(note,)), *(_section(number, table) for number, table in enumerate(board.tables))]
+    sections = [Section(notes=(note,)), *map(_section, board.tables)]
     for paper in board.published:
         rows = (
             (row.name, *(f"{row.accuracies[key]:.1f}" if key in row.accuracies else NONE for key in paper.benchmarks))
@@ -81,7 +81,7 @@ def published_of(table: ProtocolTable) -> list[PublishedTable]:
     return [paper for index, paper in enumerate(papers) if paper not in papers[:index]]
 
 
-def _section(number: int, table: ProtocolTable) -> Section:
+def _section(table: ProtocolTable) -> Section:
     methods = dict.fromkeys(found.row.method for each in table.rows for found in each.cells.values())
     notes = (
         f"Here {table.note}." if table.note else "",
@@ -95,7 +95,7 @@ def _section(number: int, table: ProtocolTable) -> Section:
             for column in table.columns
         ]
         legend = tuple((color, each.model.text) for each, color in colors)
-        figures.append(accuracy_figure(f"leaderboard-{number}", bands, legend))
+        figures.append(accuracy_figure(bands, legend))
     leads = []
     for column, lead in table.leads.items():
         found, p = lead.comparison.paired, p_value(lead.comparison.adjusted_p)

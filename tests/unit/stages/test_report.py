@@ -106,8 +106,8 @@ def test_the_page_says_what_happened_to_every_suite_checkpoint_and_stage(written
     wanted = {"Reward", "Outcomes", "Entropy", "Response length", "Off-policy share", "Shaping weight", "Gradient norm"}
     assert wanted <= set(titles)
     assert (titles.count("Loss"), titles.count("Outcomes of grading")) == (3, 2)
-    drawn = html[html.index('aria-label="rl-held-out-longer"') :]
-    assert drawn[: drawn.index("</svg>")].count("<use") == 5  # steps 0, 10, 20, 30 and 40
+    (drawn,) = stands_alone(html).figures["Held-out accuracy, longer"]
+    assert drawn.count("<use") == 5  # steps 0, 10, 20, 30 and 40
     assert "40 logged steps" in html and "<span>reference 18</span>" in html
 
 
