@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from luffy.api.runs import Run, load_runs, run
     from luffy.api.single_grades import grade
     from luffy.errors import ConfigError, DataError, LuffyError, UserError
-    from luffy.evaluation.frames import load_problem_results, load_results
+    from luffy.evaluation.across_runs.all_results import load_problem_results, load_results
 
 __version__ = "0.2.0"
 __all__ = [
@@ -29,8 +29,8 @@ __all__ = [
 ]
 _ROOMS = {
     "grade": "api.single_grades",
-    "load_problem_results": "evaluation.frames",
-    "load_results": "evaluation.frames",
+    "load_problem_results": "evaluation.across_runs.all_results",
+    "load_results": "evaluation.across_runs.all_results",
 }
 _ROOMS |= dict.fromkeys(("Run", "load_runs", "run"), "api.runs")
 

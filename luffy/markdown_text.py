@@ -1,4 +1,4 @@
-"""Text of data and models inside Markdown that a browser shows (Prefect's artifacts, `report.md`): never markup."""
+"""Text of data and models inside Markdown that a browser shows (Prefect's artifacts, `summary.md`): never markup."""
 
 import re
 

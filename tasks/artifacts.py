@@ -24,7 +24,7 @@ from luffy.markdown_text import code_span
 from luffy.pipeline.plan import StagePlan
 from luffy.report.cells import table
 from luffy.report.curves import headline_charts, headlines_first
-from luffy.report.figures import picture_url
+from luffy.report.figures import image_url, picture
 from luffy.report.page import fenced, markdown_table
 from luffy.tracking.metrics import METRICS_FILE, read_last_lines, read_metrics, training_rows
 from luffy.tracking.tracker import SAMPLES_FILE
@@ -76,7 +76,7 @@ def training(plan: StagePlan) -> Artifact | None:
     )
     newest = markdown_table(table(("metric", *shown), values))
     # As markdown, because the UI shows the whole URL next to an artifact of kind "image".
-    curves = f"![{plan.node.name} over its steps]({picture_url(headline_charts(rows))})"
+    curves = f"![{plan.node.name} over its steps]({image_url(picture(headline_charts(rows)))})"
     when = ", ".join(f"{words}: step {row['step']:g}" for words, row in shown.items())
     return Artifact("markdown", f"{newest}\n\n{curves}", f"Metrics of {plan.node.name} ({when})")
 
@@ -113,7 +113,8 @@ def written_page(plan: StagePlan) -> Artifact | None:
     path = plan.directory / kind.text
     if not path.is_file():
         return None
-    text, page = path.read_text(encoding="utf-8"), path.with_suffix(".html")
+    text = path.read_text(encoding="utf-8")
+    page = plan.directory / kind.pages[0] if kind.pages else path.with_suffix(".html")
     head = f"With all plots, to open in a browser: `{page}`\n\n" if page.is_file() else ""
     cut = "" if len(text) <= _MAX_PAGE else f"\n\n(cut here; the rest is in {path})\n"
     return Artifact("markdown", f"{head}{text[:_MAX_PAGE]}{cut}", kind.title)

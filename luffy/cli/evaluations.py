@@ -24,7 +24,7 @@ from luffy.config.shipped import expand_pattern
 from luffy.config.strict import run_name
 from luffy.config.yaml_source import parse_scalar
 from luffy.errors import ConfigError, DataError
-from luffy.evaluation.across_runs.board import board_json, read_board
+from luffy.evaluation.across_runs.all_results import read_leaderboard
 from luffy.evaluation.changes import ProblemAnswers, find_changes
 from luffy.evaluation.rescoring import read_problems, regrade, write_regraded
 from luffy.evaluation.responses import DECODING, read_responses, write_responses
@@ -283,16 +283,15 @@ def _short(text: str) -> str:
 
 
 def show_leaderboard(workspace: Workspace) -> None:
-    """Write the page and the data into the workspace, and print the tables and where the page is.
+    """Write the page into the workspace, and print the tables and where the page is.
 
     Raises DataError when the workspace has no finished evaluation.
     """
     if not workspace.root.is_dir():
         raise DataError(f"workspace {workspace.root}: no such folder; give another with --workspace")
-    board, file = read_board(workspace), workspace.root / "leaderboard.html"
+    board, file = read_leaderboard(workspace), workspace.root / "leaderboard.html"
     page = leaderboard_page(board, str(workspace.root))
     write_atomic(file, html(page))
-    write_atomic(workspace.root / "leaderboard.json", board_json(board))
     console = terminal()
     for table, section in zip(board.tables, page.sections[1:], strict=False):
         (accuracies,) = section.tables

@@ -346,14 +346,6 @@ class FiltersConfig(StrictModel):
     drops them. A row that brings no new trace, or has another answer, is rejected."""
     near_duplicates: PositiveShare | None = None
     """A problem repeats an earlier one from this estimated Jaccard similarity of word triples; None: only if equal."""
-    difficulty: Literal["easy", "hard"] | None = None
-    """By the shortest trace of a prompt, as in LUFFY: `easy` keeps those up to the boundary, `hard` the others."""
-    difficulty_boundary_tokens: PositiveInt | None = None
-    """None: the median over the prompts that pass everything else."""
-
-    def _complaints(self) -> Iterator[str]:
-        if self.difficulty_boundary_tokens is not None and self.difficulty is None:
-            yield "difficulty_boundary_tokens has no effect without difficulty; remove it"
 
 
 class SFTViewConfig(StrictModel):

@@ -117,11 +117,6 @@ def _of_teachers(config: "ExperimentConfig", rl: RLConfig | None) -> Iterator[st
         return
     if config.synthesize.rewrite is not None and config.environment is not None:
         yield "synthesize.rewrite: traces are rewritten in single turns; remove it or the section environment"
-    if config.data.filters.difficulty is not None:
-        yield (
-            "data.filters.difficulty sorts prompts by the traces that they come with, and synthesize adds others; "
-            "remove one"
-        )
 
 
 def _of_environment(

@@ -169,8 +169,8 @@ _KINDS = (
         requires=("evaluation",),
         reads_all=True,
         rooms=(*_GRADED, "config/many_runs", "data", "evaluation", "report", "statistics", "tracking"),
-        text="report.md",
-        pages=("report.html", "report.md"),
+        text="summary.md",
+        pages=("report.html",),
     ),
     StageKind(
         "sweep",
@@ -179,7 +179,7 @@ _KINDS = (
         provides=("evaluation",),
         is_in_chains=False,
         rooms=(*_ANSWERED, "objectives", "stages/evaluate.py", "tracking", "training"),
-        text="curve.md",
+        text="summary.md",
         pages=("curve.html",),
     ),
 )

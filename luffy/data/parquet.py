@@ -5,9 +5,6 @@ prompts = read_prompts(path)
 files = suite_files(folder, None)
 """
 
-import csv
-import io
-import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
@@ -65,25 +62,6 @@ def write_tables(path: Path, tables: Iterable[pa.Table | pa.RecordBatch], schema
             if table.num_rows:
                 writer.write(table)
                 count += table.num_rows
-    return count
-
-
-def write_csv(path: Path, prompts: Iterable[Prompt]) -> int:
-    """Write the prompts to `path` as CSV, which `kind: file` reads; nested columns are JSON text. Returns how many."""
-
-    def cell(value: object) -> object:
-        return json.dumps(value, ensure_ascii=False) if isinstance(value, list | dict) and value else value or None
-
-    count = 0
-    with replacing(path) as file:
-        lines = io.TextIOWrapper(file, encoding="utf-8", newline="")
-        writer = csv.writer(lines)
-        writer.writerow(SCHEMA.names)
-        for chunk in chunked(prompts, text_size):
-            writer.writerows([[cell(row[name]) for name in SCHEMA.names] for row in record_batch(chunk).to_pylist()])
-            count += len(chunk)
-        lines.flush()
-        lines.detach()
     return count
 
 

@@ -62,8 +62,6 @@ class Rejection(StrEnum):
     OTHER_ANSWER = "duplicate_with_other_answer"
     """The same problem occurred before with another reference answer."""
     NEAR_DUPLICATE = "near_duplicate"
-    OTHER_DIFFICULTY = "other_difficulty"
-    """On the unwanted side of the boundary of `data.filters.difficulty`."""
     TRACE_TOO_LONG = "trace_too_long"
     """The trace, stop token included, has more than `max_trace_tokens` tokens."""
     TRACE_HOLDS_STOP_TOKEN = "trace_holds_stop_token"  # noqa: S105 - a token of the vocabulary, no secret
@@ -97,7 +95,6 @@ _REMEDIES = {
         Rejection.REFERENCE_FAILS,
     ),
     _RAISE.format("data.max_trace_tokens"): (Rejection.TRACE_TOO_LONG,),
-    "change data.filters.difficulty or its boundary": (Rejection.OTHER_DIFFICULTY,),
     "give traces that close their reasoning, or a model.chat_template that does not open it": (
         Rejection.TRACE_INCOMPLETE,
     ),

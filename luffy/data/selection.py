@@ -1,4 +1,4 @@
-"""Decisions that need all rows of a source: repeats, difficulty, the validation split, the SFT view.
+"""Decisions that need all rows of a source: repeats, the validation split, the SFT view.
 
 Everything is a function of the rows' order, their uids and the seed. A row takes about 300 bytes here, independent of
 the length of its traces.
@@ -144,22 +144,6 @@ def merged(rows: PassedRows, selection: Selection) -> PassedRows:
         all_verified=verified,
         any_verified=some_verified,
     )
-
-
-def keep_difficulty(rows: PassedRows, selection: Selection, data: DataConfig) -> Selection:
-    """Return the rows on the wanted side of the boundary; rows without a trace have no difficulty and stay."""
-    filters = data.filters
-    with_traces = selection.kept & (rows.num_traces > 0)
-    if filters.difficulty is None or not with_traces.any():
-        return selection
-    lengths = np.zeros(len(rows), dtype=np.int64)  # of the shortest traces
-    starts = (np.cumsum(rows.num_traces) - rows.num_traces)[rows.num_traces > 0]
-    lengths[rows.num_traces > 0] = np.minimum.reduceat(rows.trace_tokens, starts)
-    boundary = filters.difficulty_boundary_tokens or float(np.median(lengths[with_traces]))
-    is_hard = lengths > boundary
-    other = with_traces & (is_hard if filters.difficulty == "easy" else ~is_hard)
-    counted = selection.rejected + Counter({str(Rejection.OTHER_DIFFICULTY): int(other.sum())})
-    return replace(selection, kept=selection.kept & ~other, rejected=counted)
 
 
 def hold_out(rows: PassedRows, kept: Mask, count: int, seed: int) -> Mask:

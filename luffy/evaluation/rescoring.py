@@ -11,7 +11,6 @@ from luffy.data.parquet import VALIDATION_FILE, read_prompts
 from luffy.errors import DataError
 from luffy.evaluation.results import Cell, EvaluationResults, FinishedEvaluation, ResultRow, write_counted
 from luffy.evaluation.sample_files import SAMPLES_FILE, SampleRecord, write_sample_records
-from luffy.evaluation.second_grades import grade_responses
 from luffy.grading.extract import asks_for_tag
 from luffy.grading.pool import GraderPool
 from luffy.grading.request import TOKENS, GradeRequest, Problem, problem_of, require_verdicts
@@ -69,13 +68,13 @@ def regrade(
             )
             for record in batch
         ]
-        verdicts = grade_responses(grader, requests)
+        grades = grader.grade(requests)
         require_verdicts(
-            [verdict.grade for verdict in verdicts],
+            grades,
             "responses",
             "no file is written, verdicts are kept, and the same command asks for the others",
         )
-        yield from ((record, verdict.added_to(record)) for verdict, record in zip(verdicts, batch, strict=True))
+        yield from ((record, record.graded(kind.kind, grade)) for record, grade in zip(batch, grades, strict=True))
 
 
 def write_regraded(

@@ -1,18 +1,17 @@
 """Responses that another system has sampled, as files of it hold them, graded as an evaluation is.
 
-    problems = read_responses([Path("samples_gsm8k_2026-01-01.jsonl")], grading)
+    problems = read_responses([Path("responses.parquet")], grading)
     results = write_responses(folder, "their model", problems, config, grading, pool, write_summaries)
 
 verl's `main_eval` and LUFFY's `generate_vllm.py` write a row for a problem or a response, verl's trainer the columns
-`input`, `output` and `gts` (`rollout_data_dir`), lm-evaluation-harness a line for a problem and filter
-(`--log_samples`), lighteval the columns `doc` and `model_response` (`--save-details`).
+`input`, `output` and `gts` (`rollout_data_dir`).
 """
 
 import itertools
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from luffy.config.evaluation import EvaluationConfig
@@ -23,22 +22,19 @@ from luffy.data.templates import opener_of
 from luffy.errors import DataError
 from luffy.evaluation.results import EvaluationResults, write_counted
 from luffy.evaluation.sample_files import SAMPLES_FILE, SampleRecord, ungraded_record, write_sample_records
-from luffy.evaluation.second_grades import grade_responses
 from luffy.grading.pool import GraderPool
 from luffy.grading.request import GradeRequest, problem_of, require_verdicts
-from luffy.types import Outcome, Prompt
+from luffy.types import Prompt
 
 DECODING = "elsewhere"
 """Name of the decoding, whose sampling is unknown."""
-_RESPONSES = (
-    "responses", "model_response.text", "resps", "predictions", "generated_text", "response", "completions",
-    "completion", "output",
-)  # fmt: skip
-_PROMPTS = ("prompt", "full_prompt", "doc.query", "problem", "question", "input", "messages")
-_REFERENCES = ("reward_model.ground_truth", "target", "gold", "ground_truth", "answer", "label", "gts")
-_SUITES = ("data_source", "doc.task_name", "task_name", "task")
+_RESPONSES = ("responses", "generated_text", "response", "completions", "completion", "output")
+_PROMPTS = ("prompt", "problem", "question", "input", "messages")
+_REFERENCES = ("reward_model.ground_truth", "ground_truth", "answer", "label", "gts")
+_SUITES = ("data_source", "task")
 """Names of columns; the first that a row has is taken."""
-_FILE_OF_TASK = re.compile(r"(?:samples|details)_(?P<task>.+?)_\d{4}-\d\d-\d\dT.*")
+_OF_HARNESSES = ("doc", "resps")
+"""Columns of lighteval's and lm-evaluation-harness's files, which earlier versions read."""
 _BATCH = 1024
 _MAX_LABEL = 100
 """Longer texts beside a response are no subject or level."""
@@ -55,8 +51,6 @@ class AnsweredProblem:
     place: str
     """File and row."""
     responses: list[str] = field(default_factory=list)
-    accepted: tuple[str, ...] = ()
-    """All references, where there are several: a response may equal any of them."""
 
 
 def read_responses(files: Sequence[Path], grading: GradingConfig) -> list[AnsweredProblem]:
@@ -72,15 +66,11 @@ def read_responses(files: Sequence[Path], grading: GradingConfig) -> list[Answer
             raise DataError(f"{path}: extension {path.suffix!r}; use one of {', '.join(READERS)}")
         if not path.is_file():
             raise DataError(f"{path}: no such file (working directory {Path.cwd()})")
-        first_filter: object = None
         for number, row in READERS[path.suffix](path, None, ()):
             place = f"{path}, row {number}"
             try:
                 if isinstance(row, RowError):
                     raise row
-                first_filter = first_filter or row.get("filter")
-                if row.get("filter") != first_filter:
-                    continue  # the same responses, which lm-evaluation-harness has read in another way
                 problem = _problem(row, path, place)
                 if (named := problem.prompt.grader) not in (None, *grading.names):
                     there = ", ".join(("rule", *grading.names))
@@ -114,26 +104,19 @@ def _problem(row: Mapping[str, object], path: Path, place: str) -> AnsweredProbl
             raise RowError(what, f"is missing; it is looked for in {', '.join(names)}")
         return value
 
-    doc = row.get("doc") if isinstance(row.get("doc"), Mapping) else {}
-    assert isinstance(doc, Mapping)
-    accepted = _golds_of_choices(doc)
-    reference = accepted[0] if accepted else first(_REFERENCES, "reference")
-    if isinstance(reference, list) and reference == row.get("gold"):
-        accepted = reference
-        reference = accepted[0] if accepted else None
+    if foreign := next((name for name in _OF_HARNESSES if name in row), None):
+        raise RowError(foreign, "files of other harnesses are not read; give rows with problem, answer and response")
+    reference = first(_REFERENCES, "reference")
     while isinstance(reference, list) and len(reference) == 1:
         reference = reference[0]
-    prompt = _argument(row.get("arguments"))
-    named = _FILE_OF_TASK.fullmatch(path.stem)
-    known = [value_at(row, name) for name in _SUITES]
-    suite = next((str(name) for name in known if name), named["task"] if named else path.stem)
+    suite = next((str(row[name]) for name in _SUITES if row.get(name)), path.stem)
     model = row.get("reward_model")
     extra = row.get("extra_info")
-    labels = {name: value for name, value in {**doc, **row}.items() if _is_label(value)}
+    labels = {name: value for name, value in row.items() if _is_label(value)}
     as_stored: dict[str, object] = {
         "uid": row.get("uid"),
         "data_source": re.sub(r"[^A-Za-z0-9_.-]+", "_", suite).strip("_") or path.stem,
-        "prompt": first(_PROMPTS, "prompt") if prompt is None else prompt,
+        "prompt": first(_PROMPTS, "prompt"),
         "reward_model": {
             "style": model.get("style") if isinstance(model, Mapping) else None,
             "ground_truth": reference,
@@ -145,32 +128,11 @@ def _problem(row: Mapping[str, object], path: Path, place: str) -> AnsweredProbl
     shown = "\n\n".join(message.content for message in read.messages)
     opener = opener_of(shown) if is_rendered else ""
     responses = [opener + text for text in _texts(first(_RESPONSES, "responses"))]
-    return AnsweredProblem(read, shown, is_rendered, place, responses, tuple(map(str, accepted)))
+    return AnsweredProblem(read, shown, is_rendered, place, responses)
 
 
 def _is_label(value: object) -> bool:
     return isinstance(value, int) or (isinstance(value, str) and len(value) <= _MAX_LABEL)
-
-
-def _golds_of_choices(doc: Mapping[str, object]) -> list[object]:
-    """The references in a `doc` of lighteval: the choices at its indices; none without any."""
-    choices, index = doc.get("choices"), doc.get("gold_index")
-    if not isinstance(choices, list) or index is None:
-        return []
-    places = index if isinstance(index, list) else [index]
-    golds = [choices[place] for place in places if isinstance(place, int) and 0 <= place < len(choices)]
-    if len(golds) < len(places):
-        raise RowError("doc.gold_index", f"must be indices of the {len(choices)} choices, found {index}")
-    return golds
-
-
-def _argument(arguments: object) -> object:
-    """The prompt among the arguments of a request of lm-evaluation-harness; None without one."""
-    if isinstance(arguments, Mapping):
-        arguments = [list(found.values()) if isinstance(found, Mapping) else found for found in arguments.values()]
-    while isinstance(arguments, list) and arguments:
-        arguments = arguments[0]
-    return arguments if isinstance(arguments, str) else None
 
 
 def _texts(value: object) -> Iterator[str]:
@@ -180,7 +142,7 @@ def _texts(value: object) -> Iterator[str]:
     elif isinstance(value, str):
         yield value
     else:
-        raise RowError("responses", f"must be a text or texts, found {str(value)[:60]} (log-likelihoods have none)")
+        raise RowError("responses", f"must be a text or texts, found {str(value)[:60]}")
 
 
 def write_responses(
@@ -198,34 +160,26 @@ def write_responses(
     and the ends of responses are unknown: 0 and "".
     """
 
-    def references(problem: AnsweredProblem) -> tuple[str, ...]:
-        return problem.accepted or (problem.prompt.ground_truth,)
-
     def records() -> Iterator[SampleRecord]:
         responses = ((problem, number) for problem in problems for number in range(len(problem.responses)))
         while batch := list(itertools.islice(responses, _BATCH)):
             requests = [
                 GradeRequest(
                     problem.responses[number],
-                    reference,
+                    problem.prompt.ground_truth,
                     problem_of(problem.prompt, problem.text if problem.is_rendered else ""),
                     config.protocol(problem.prompt.data_source, next(iter(config.decodings))).grader,
                 )
                 for problem, number in batch
-                for reference in references(problem)
             ]
-            grades = grade_responses(grader, requests)
-            require_verdicts([both.grade for both in grades], "responses", "nothing is written; repeat the command")
-            graded = iter(grades)
-            for problem, number in batch:
-                found = [(next(graded), reference) for reference in references(problem)]
-                both, met = next((each for each in found if each[0].grade.outcome is Outcome.CORRECT), found[0])
-                prompt, text = replace(problem.prompt, ground_truth=met), problem.responses[number]
+            grades = grader.grade(requests)
+            require_verdicts(grades, "responses", "nothing is written; repeat the command")
+            for (problem, number), request, grade in zip(batch, requests, grades, strict=True):
                 record = ungraded_record(
-                    prompt, suite=prompt.data_source, decoding=DECODING, sample=number, seed=0, shown=problem.text,
-                    response=text, finish_reason="", num_tokens=0,
+                    problem.prompt, suite=problem.prompt.data_source, decoding=DECODING, sample=number, seed=0,
+                    shown=problem.text, response=problem.responses[number], finish_reason="", num_tokens=0,
                 )  # fmt: skip
-                yield both.added_to(record)
+                yield record.graded(grader.kind_of(request).kind, grade)
 
     folder.mkdir(parents=True, exist_ok=True)
     write_sample_records(folder / SAMPLES_FILE, records())

@@ -9,9 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
 
-from pydantic import Field, ValidationError
+from pydantic import ConfigDict, Field, ValidationError
 
-from luffy.config.grading import ResponseForm
 from luffy.config.strict import StrictModel
 from luffy.errors import DataError, LuffyError
 from luffy.evaluation.sample_files import (
@@ -22,7 +21,6 @@ from luffy.evaluation.sample_files import (
     read_samples_of,
 )
 from luffy.files import write_atomic
-from luffy.grading.kinds import fault_of_form
 from luffy.statistics.accuracy import Estimate, accuracy, by_label, guess_adjusted, majority_at_k, pass_at_k
 from luffy.statistics.paired import BenchmarkComparisons, PairedAccuracies, compare
 from luffy.tracking.advice import MOST, UNREAD, advice_on_responses
@@ -34,9 +32,6 @@ Cell = tuple[str, str]
 _CHECKPOINT_NAMES = {"base": "base", "sft": "SFT", "rl": "RL"}
 
 _UNPARSED = (Outcome.NO_ANSWER, Outcome.UNPARSABLE)
-_FORMS: tuple[ResponseForm, ...] = ("r1_zero", "luffy")
-"""The strictest first."""
-_FORM_OF_TEMPLATE: dict[str, ResponseForm] = {"r1_zero": "r1_zero", "luffy_think": "luffy"}
 _CHOICE = "choice"
 """Kind of the grader of multiple choice."""
 
@@ -53,19 +48,6 @@ class Breakdown(StrictModel):
         return Estimate(self.accuracy, *self.interval, "", self.num_problems)
 
 
-class Agreement(StrictModel):
-    """Two graders on the same responses."""
-
-    first: str
-    second: str
-    share: float
-    """Responses that both call correct, or neither."""
-    only_first: int
-    """Responses that the first alone calls correct."""
-    only_second: int
-    second_accuracy: float
-
-
 class Choices(StrictModel):
     """Figures that put a multiple-choice score into perspective."""
 
@@ -75,17 +57,6 @@ class Choices(StrictModel):
     """The score if each of those had been a guess; not the accuracy. None if the number of options is unknown."""
     chance: float | None
     """The accuracy of pure guessing."""
-
-
-class FormCounts(StrictModel):
-    """Responses by whether they have the form that a template asks for, and whether the answer is right."""
-
-    form: ResponseForm
-    """As the format grader names it."""
-    right_in_form: int
-    wrong_in_form: int
-    right_otherwise: int
-    wrong_otherwise: int
 
 
 class SamplingProtocol(StrictModel):
@@ -102,6 +73,8 @@ class SamplingProtocol(StrictModel):
 
 class ResultRow(StrictModel):
     """One checkpoint on one suite under one decoding."""
+
+    model_config = ConfigDict(extra="ignore")  # files of earlier versions have fields that are no more
 
     suite: str
     decoding: str
@@ -128,13 +101,8 @@ class ResultRow(StrictModel):
     """Responses without a final answer."""
     graders: tuple[str, ...] = ()
     """Kinds of the graders, that of most responses first."""
-    agreement: Agreement | None = None
-    """Agreement with the other math grader, on a suite of mathematics."""
     choices: Choices | None = None
     """Only on a multiple-choice suite."""
-    form: FormCounts | None = None
-    """For the form that the prompt template asks for; with another template, the strictest one that any response has.
-    None where no response has any."""
     by_subject: dict[str, Breakdown] = Field(default_factory=dict)
     """Empty where not every problem names one."""
     by_level: dict[str, Breakdown] = Field(default_factory=dict)
@@ -187,8 +155,6 @@ class Tally:
         self._problems: dict[str, _ProblemTally] = {}
         self._outcomes: Counter[str] = Counter()
         self._graders: Counter[str] = Counter()
-        self._verdicts: Counter[_Verdicts] = Counter()
-        self._forms: Counter[tuple[ResponseForm, bool, bool]] = Counter()
         self._num_tokens = 0
         self._num_truncated = 0
 
@@ -201,10 +167,6 @@ class Tally:
         problem.num_unparsed += record.outcome in _UNPARSED
         self._outcomes[record.outcome] += 1
         self._graders[record.grader] += 1
-        second_is_correct = record.second_outcome == Outcome.CORRECT
-        self._verdicts[record.grader, record.second_grader, record.correct, second_is_correct] += 1
-        for form in _FORMS:
-            self._forms[form, fault_of_form(record.graded_text, form) is None, record.correct] += 1
         self._num_tokens += record.num_tokens
         self._num_truncated += record.finish_reason in TOKEN_LIMITS
 
@@ -218,8 +180,6 @@ class Tally:
         tries = sorted({*(2**i for i in range(num_samples.bit_length())), num_samples}) if num_samples > 1 else []
         correct = [problem.num_correct for problem in problems]
         estimate = accuracy(correct, num_samples, confidence)
-        forms, asked = self._forms, _FORM_OF_TEMPLATE.get("" if protocol is None else protocol.template)
-        form = asked or next((form for form in _FORMS if forms[form, True, True] + forms[form, True, False]), None)
         return ResultRow(
             suite=self._cell[0],
             decoding=self._cell[1],
@@ -235,17 +195,7 @@ class Tally:
             maj_at_k={str(num_samples): majority_at_k([p.votes for p in problems])} if num_samples > 1 else {},
             no_answer_share=self._outcomes[Outcome.NO_ANSWER] / responses,
             graders=tuple(grader for grader, _ in self._graders.most_common() if grader),
-            agreement=_agreement(self._verdicts),
             choices=_choices(problems, num_samples) if set(self._graders) == {_CHOICE} else None,
-            form=None
-            if form is None
-            else FormCounts(
-                form=form,
-                right_in_form=forms[form, True, True],
-                wrong_in_form=forms[form, True, False],
-                right_otherwise=forms[form, False, True],
-                wrong_otherwise=forms[form, False, False],
-            ),
             by_subject=_breakdown([problem.subject for problem in problems], correct, num_samples, confidence),
             by_level=_breakdown([problem.level for problem in problems], correct, num_samples, confidence),
             protocol=protocol,
@@ -266,10 +216,6 @@ class _ProblemTally:
     @property
     def num_correct(self) -> int:
         return sum(correct for _, correct in self.votes)
-
-
-_Verdicts = tuple[str, str | None, bool, bool]
-"""Names of the two graders, and whether each accepted the response."""
 
 
 def tally_cells(records: Iterable[SampleRecord]) -> dict[Cell, Tally]:
@@ -307,23 +253,6 @@ def read_results(path: Path) -> EvaluationResults:
         return EvaluationResults.model_validate_json(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, ValidationError) as error:
         raise LuffyError(f"{path}: not the results of an evaluation ({str(error).splitlines()[0]})") from None
-
-
-def _agreement(verdicts: Counter[_Verdicts]) -> Agreement | None:
-    """Agreement of two graders; None unless the same two graders judged all responses."""
-    (first, second), *others = {(first, second) for first, second, _, _ in verdicts}
-    if others or second is None:
-        return None
-    only_first = verdicts[first, second, True, False]
-    only_second = verdicts[first, second, False, True]
-    return Agreement(
-        first=first,
-        second=second,
-        share=1 - (only_first + only_second) / verdicts.total(),
-        only_first=only_first,
-        only_second=only_second,
-        second_accuracy=(verdicts[first, second, True, True] + only_second) / verdicts.total(),
-    )
 
 
 def _choices(problems: Sequence[_ProblemTally], num_samples: int) -> Choices:

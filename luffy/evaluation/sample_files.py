@@ -6,15 +6,15 @@ Compressed in blocks that stand alone (zstd frames): neither who writes nor who 
 import io
 import json
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import MISSING, dataclass, field, fields, replace
 from pathlib import Path
 from typing import IO
 
 from luffy.confidential import is_confidential, may_show_prompt
 from luffy.errors import DataError
 from luffy.files import replacing
-from luffy.grading.request import problem_of
-from luffy.types import FinishReason, Prompt
+from luffy.grading.request import Grade, problem_of
+from luffy.types import FinishReason, Outcome, Prompt
 
 _SUBJECTS = ("subject", "subfield", "category", "High-level domain", "course")
 _LEVELS = ("level", "difficulty")
@@ -47,9 +47,6 @@ class SampleRecord:
     """In the response, stop token included."""
     grader: str = ""
     """Kind of the grader, e.g. `math`."""
-    second_grader: str | None = None
-    """Kind of the other grader of mathematics, which judged the same response; None where there is none."""
-    second_outcome: str | None = None
     subject: str | None = None
     """Subject of the problem, where its data names one."""
     level: str | None = None
@@ -66,6 +63,17 @@ class SampleRecord:
     def graded_text(self) -> str:
         """What graders read."""
         return self.response if self.reply is None else self.reply
+
+    def graded(self, grader: str, grade: Grade) -> "SampleRecord":
+        """This response with the grade by a grader of that kind instead of its own."""
+        return replace(
+            self,
+            answer=grade.extracted,
+            outcome=grade.outcome.value,
+            reason=grade.reason,
+            correct=grade.outcome is Outcome.CORRECT,
+            grader=grader,
+        )
 
     @property
     def has_failed(self) -> bool:
@@ -138,7 +146,8 @@ def record_line(record: SampleRecord) -> bytes:
 def parse_record(line: str | bytes) -> SampleRecord:
     """The record of a line; ValueError (no JSON), KeyError or TypeError when `record_line` did not make it.
 
-    A file of an earlier version has no value for fields that came later, which have defaults.
+    A file of an earlier version has no value for fields that came later, which have defaults; values of fields that
+    are no more are left out.
     """
     values = json.loads(line)
     return SampleRecord(**{name: values[name] for name in _NAMES if name in values or name in _REQUIRED})

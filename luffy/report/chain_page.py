@@ -162,24 +162,36 @@ def chain_page(chain: FinishedChain) -> Page:
         f"seed {config.seed}",
         f"finished {timestamp(last.ended)}",
     )
-    confidence = f"{100 * chain.evaluations[0].results.confidence:g} %"
-    results = Section(
-        title="Results",
-        anchor="results",
-        notes=(
-            f"Accuracy in percent, mean over all responses. The {confidence} intervals are over problems: what another "
-            "set of problems of the same kind would give. Differences are paired: the same problems, the same random "
-            "seeds; green and red ones are significant after Holm's correction over the suites, whose p-value stands "
-            "below them.",
-        ),
-        sections=tuple(_decoding(chain, name) for name in chain.decodings),
-    )
+    confidence = _confidence(chain)
     tables = Section(title="Tables", anchor="tables", sections=tuple(_more(chain, name) for name in chain.decodings))
     sections = (
-        *(_opening(chain, confidence), results, *_training(chain), *_samples(chain)),
+        *(_opening(chain, confidence), _results(chain), *_training(chain), *_samples(chain)),
         *(tables, *_times(chain), _data(chain), _provenance(chain, last)),
     )
     return Page(config.name, " · ".join(filter(None, facts)), sections, "report")
+
+
+def chain_summary(chain: FinishedChain) -> str:
+    """Accuracies and differences as Markdown, which depend on no time."""
+    return markdown(Page(chain.config.name, "", (_results(chain),)))
+
+
+def _confidence(chain: FinishedChain) -> str:
+    return f"{100 * chain.evaluations[0].results.confidence:g} %"
+
+
+def _results(chain: FinishedChain) -> Section:
+    return Section(
+        title="Results",
+        anchor="results",
+        notes=(
+            f"Accuracy in percent, mean over all responses. The {_confidence(chain)} intervals are over problems: what "
+            "another set of problems of the same kind would give. Differences are paired: the same problems, the same "
+            "random seeds; green and red ones are significant after Holm's correction over the suites, whose p-value "
+            "stands below them.",
+        ),
+        sections=tuple(_decoding(chain, name) for name in chain.decodings),
+    )
 
 
 def model_card(chain: FinishedChain, node: str, explained: Iterable[tuple[str, str]], file: str) -> str:
@@ -204,7 +216,7 @@ def model_card(chain: FinishedChain, node: str, explained: Iterable[tuple[str, s
         for row in last.results.rows
     }
     models = [(color, checkpoint_name(each)) for each, color in chain.colors.items()]
-    _, shown = accuracies("accuracy", "suite", models, estimates)
+    _, shown = accuracies("suite", models, estimates)
     level = f"{100 * last.results.confidence:g}{NBSP}%"
     versions = [f"{name} {made.versions[name]}" for name in ("luffy", "commit") if name in made.versions]
     sections = (
@@ -303,7 +315,7 @@ def _decoding(chain: FinishedChain, name: str) -> Section:
     seen = {outcome for outcomes in counted for outcome, number in outcomes.items() if number}
     models = [(color, checkpoint_name(each)) for each, color in chain.colors.items()]
     estimates = {suite: {one.name: one.row.estimate for one in found} for suite, found in scored.items()}
-    drawn, shown = accuracies(f"accuracy-{name}", "suite", models, estimates)
+    drawn, shown = accuracies("suite", models, estimates)
     note = "Share of the responses; only a correct answer counts."
     legends = tuple((color, outcome.replace("_", " ")) for outcome, color in OUTCOME_COLORS.items() if outcome in seen)
 
@@ -312,8 +324,7 @@ def _decoding(chain: FinishedChain, name: str) -> Section:
         return [(color, outcomes[each] / total) for each, color in OUTCOME_COLORS.items() if outcomes.get(each)]
 
     by_outcome = bars(
-        f"outcomes-{name}",
-        [(suite, [(one.name, shares(one.row.outcomes)) for one in found]) for suite, found in scored.items()],
+        [(suite, [(one.name, shares(one.row.outcomes)) for one in found]) for suite, found in scored.items()]
     )
     advice = {
         checkpoint_name(each.checkpoint): advice_on([row for row in each.results.rows if row.decoding == name])
@@ -345,7 +356,7 @@ def _more(chain: FinishedChain, decoding: str) -> Section:
         lines.sort(key=lambda line: chain.suites.index(line[0].text))  # stable: checkpoints stay in order
         first, *others = same[0].header
         tables += [replace(same[0], header=(first, "checkpoint", *others), rows=tuple(lines))] if lines else []
-    parts = (breakdowns(f"breakdown-{decoding}", chain.scored((suite, decoding))) for suite in chain.suites)
+    parts = (breakdowns(chain.scored((suite, decoding))) for suite in chain.suites)
     return Section(
         title=f"Every number of {decoding} decoding, by suite: accuracies, forms, lengths, subjects",
         is_folded=True,
@@ -358,7 +369,7 @@ def _training(chain: FinishedChain) -> list[Section]:
     sections = []
     for node, rows in reversed(chain.metrics.items()):
         objective = chain.config.objective if node == "rl" else None
-        figures = draw_panels(node, rl_panels(objective.terms) if objective else supervised_panels(), rows)
+        figures = draw_panels(rl_panels(objective.terms) if objective else supervised_panels(), rows)
         outcomes = draw_outcomes(rows) if objective else None
         if outcomes:
             figures.insert(1, outcomes)
@@ -369,7 +380,7 @@ def _training(chain: FinishedChain) -> list[Section]:
                 aside=count(len(steps), "logged step"),
                 anchor=node,
                 notes=tuple(advice_on_rl(objective, steps) if objective else ()),
-                figures=(*draw_held_out(node, rows), *figures),
+                figures=(*draw_held_out(rows), *figures),
             )
         )
     if sections:

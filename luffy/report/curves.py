@@ -170,14 +170,13 @@ def headline_charts(rows: Sequence[MetricRow]) -> list[Chart]:
     return panel_charts([*_REWARD_PANELS, loss, _ENTROPY_PANEL, *held_out], rows)
 
 
-def draw_panels(node: str, panels: Sequence[Panel], rows: Sequence[MetricRow]) -> list[Figure]:
-    """The panels with data; `node` distinguishes the ids of equal panels of several stages."""
+def draw_panels(panels: Sequence[Panel], rows: Sequence[MetricRow]) -> list[Figure]:
+    """The panels with data."""
     figures = []
     for panel in panels:
         if (drawn := panel.chart(rows)).lines:
-            name = f"{node}-{panel.title.lower().replace(' ', '-')}"
             legend = _legend(drawn) if len(panel.curves) > 1 else ()
-            figures.append(Figure(panel.title, panel.note, chart(name, drawn), legend))
+            figures.append(Figure(panel.title, panel.note, chart(drawn), legend))
     return figures
 
 
@@ -192,17 +191,17 @@ def draw_outcomes(rows: Sequence[MetricRow]) -> Figure | None:
         return None
     drawn = Chart("Outcomes", lines, percent=True, stacked=True)
     note = "Share of the rollouts by what grading found; each outcome but the first earns nothing."
-    return Figure("Outcomes", note, chart("rl-outcomes", drawn), _legend(drawn))
+    return Figure("Outcomes", note, chart(drawn), _legend(drawn))
 
 
-def draw_held_out(node: str, rows: Sequence[MetricRow]) -> list[Figure]:
+def draw_held_out(rows: Sequence[MetricRow]) -> list[Figure]:
     """Held-out accuracy, a figure per suite over optimizer steps, from before training on; none without validation."""
     note = "By the engine in training; the first point is the policy before training. Band: interval over problems."
     figures = []
     for suite, points in held_out_curves([rows]).items():
         values = ([getattr(point, each) for point in points] for each in ("steps", "accuracy", "low", "high"))
         line = Line(suite, "c3", *values)
-        drawn = chart(f"{node}-held-out-{suite}", Chart(suite, [line], over="optimizer step", percent=True))
+        drawn = chart(Chart(suite, [line], over="optimizer step", percent=True))
         figures.append(Figure(f"Held-out accuracy, {suite}", note, drawn))
     return figures
 

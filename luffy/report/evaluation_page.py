@@ -60,8 +60,8 @@ def evaluation_page(results: EvaluationResults) -> Page:
     for name, rows in by_decoding(results.rows).items():
         mean = sum(row.accuracy for row in rows) / len(rows)
         of_all = f"Mean of these {len(rows)} accuracies, each suite counted once: {percent(mean)}."
-        drawn = accuracy_figure(f"accuracy-{name}", [(row.suite, [(_COLOR, row.estimate, ())]) for row in rows])
-        parts = (breakdowns(name, [Scored("accuracy", _COLOR, row)]) for row in rows)
+        drawn = accuracy_figure([(row.suite, [(_COLOR, row.estimate, ())]) for row in rows])
+        parts = (breakdowns([Scored("accuracy", _COLOR, row)]) for row in rows)
         protocols = table_of(
             [(row.suite, row.protocol) for row in rows if row.protocol is not None],
             {
@@ -111,7 +111,7 @@ def checkpoints_page(steps: Mapping[int, CheckpointScores]) -> Page:
         figures, tables = [], []
         for suite, found in estimates_of.items():
             line = estimates("accuracy", _COLOR, list(steps), found)
-            drawn = chart(f"sweep-{decoding}-{suite}", Chart(suite, [line], percent=True))
+            drawn = chart(Chart(suite, [line], percent=True))
             figures.append(Figure(suite, "", drawn))
         header = (f"{row.suite}, {row.num_problems:,} × {row.num_samples}" for row in rows)
         cells = ((step, *(accuracy(found[i]) for found in estimates_of.values())) for i, step in enumerate(steps))
@@ -133,28 +133,25 @@ def checkpoints_page(steps: Mapping[int, CheckpointScores]) -> Page:
 
 
 def accuracy_figure(
-    name: str, bands: Bands[tuple[str, Estimate, Sequence[float]]], legend: tuple[tuple[str, str], ...] = ()
+    bands: Bands[tuple[str, Estimate, Sequence[float]]], legend: tuple[tuple[str, str], ...] = ()
 ) -> Figure:
     """Accuracies with their intervals, each (colour, estimate, value of each seed), in titled bands."""
     has_seeds = any(len(by_seed) > 1 for _, found in bands for *_, by_seed in found)
     note = "Dot: accuracy; line: its interval" + ("; small dots: each seed." if has_seeds else ".")
-    return Figure("Accuracy", note, dots(name, bands), legend, is_wide=True)
+    return Figure("Accuracy", note, dots(bands), legend, is_wide=True)
 
 
 def accuracies(
-    name: str, kind: str, models: Sequence[tuple[str, str]], found: Mapping[str, Mapping[str, Estimate]]
+    kind: str, models: Sequence[tuple[str, str]], found: Mapping[str, Mapping[str, Estimate]]
 ) -> tuple[Figure, Table]:
-    """Accuracies of several models, each (colour, name), as a figure and a table with a row for each `kind` in `found`.
-
-    `name` makes the ids of the plot unique on the page.
-    """
+    """Accuracies of several models, each (colour, name), as a figure and a table, a row for each `kind` in `found`."""
     rows, bands = [], []
     for label, of_models in found.items():
         problems = count(max(each.num_problems for each in of_models.values()), "problem")
         rows.append((TableCell(label, (problems,)), *(accuracy(of_models.get(model)) for _, model in models)))
         bands.append((label, [(color, of_models[model], ()) for color, model in models if model in of_models]))
     shown = table((kind, *(model for _, model in models)), rows, style="numbers")
-    return accuracy_figure(name, bands, tuple(models)), shown
+    return accuracy_figure(bands, tuple(models)), shown
 
 
 def by_decoding(rows: Sequence[ResultRow]) -> dict[str, list[ResultRow]]:
@@ -184,8 +181,8 @@ def scores(rows: Sequence[ResultRow]) -> Table:
 def measures(rows: Sequence[ResultRow]) -> tuple[Table, ...]:
     """Tables of other measures than accuracy; without rows where there is none.
 
-    Shares of truncated, unanswered, unparsable and failed responses with mean lengths; responses by the form that was
-    asked for; two graders on the same responses; and what puts scores of multiple choice into perspective.
+    Shares of truncated, unanswered, unparsable and failed responses with mean lengths; and what puts scores of multiple
+    choice into perspective.
     """
     health = table_of(
         rows,
@@ -200,30 +197,6 @@ def measures(rows: Sequence[ResultRow]) -> tuple[Table, ...]:
         },
         "Responses: shares in percent, and how long they are",
     )
-    forms = table_of(
-        [(row.suite, row.form) for row in rows if row.form is not None],
-        {
-            "suite": lambda found: found[0],
-            "in form, right": lambda found: found[1].right_in_form,
-            "in form, wrong": lambda found: found[1].wrong_in_form,
-            "otherwise, right": lambda found: found[1].right_otherwise,
-            "otherwise, wrong": lambda found: found[1].wrong_otherwise,
-            "form": lambda found: found[1].form,
-        },
-        "Responses by form and answer",
-    )
-    agreements = table_of(
-        [(row.suite, row.agreement) for row in rows if row.agreement is not None and row.agreement.share < 1],
-        {
-            "suite": lambda found: found[0],
-            "graders": lambda found: f"{found[1].first}, {found[1].second}",
-            "agree": lambda found: percent(found[1].share),
-            "only the first says correct": lambda found: found[1].only_first,
-            "only the second": lambda found: found[1].only_second,
-            "accuracy by the second": lambda found: percent(found[1].second_accuracy),
-        },
-        "Two graders on the same responses",
-    )
     choices = table_of(
         [(row, row.choices) for row in rows if row.choices is not None],
         {
@@ -236,7 +209,7 @@ def measures(rows: Sequence[ResultRow]) -> tuple[Table, ...]:
         "Multiple choice",
         "The score adjusted for guessing counts a response that names no option as a guess, and is not an accuracy.",
     )
-    return health, forms, agreements, choices
+    return health, choices
 
 
 def shares_at_k(shares: Mapping[str, float]) -> str:
@@ -244,7 +217,7 @@ def shares_at_k(shares: Mapping[str, float]) -> str:
     return ", ".join(f"{k}: {percent(value)}" for k, value in shares.items()) or NONE
 
 
-def breakdowns(figure: str, scored: Sequence[Scored]) -> list[Section]:
+def breakdowns(scored: Sequence[Scored]) -> list[Section]:
     """Accuracy on one suite by subject and by level, those that the data name, of one model or of several."""
     sections = []
     for kind in ("subject", "level"):
@@ -255,6 +228,6 @@ def breakdowns(figure: str, scored: Sequence[Scored]) -> list[Section]:
         if found:
             suite, models = scored[0].row.suite, [(one.color, one.name) for one in scored]
             models = [each for each in models if any(each[1] in of_models for of_models in found.values())]
-            drawn, shown = accuracies(f"{figure}-{suite}-{kind}", kind, models, found)
+            drawn, shown = accuracies(kind, models, found)
             sections.append(Section(title=f"{suite} by {kind}", in_columns=True, figures=(drawn,), tables=(shown,)))
     return sections

@@ -1,15 +1,12 @@
 """Figures as SVG, drawn by matplotlib, for pages, for the Prefect UI and for files: equal input gives equal bytes.
 
-A figure of a page has CSS variables for colours (`var(--c1)`), so that it follows the page's light or dark style; a
-`picture` stands alone, with fixed colours on white. matplotlib is imported when something is drawn, since stages that
-draw at their end import this module at their start.
+Each is a file of its own, in fixed colours on white, which pages show as images. matplotlib is imported when something
+is drawn, since stages that draw at their end import this module at their start.
 """
 
 import base64
-import html
 import io
 import math
-import re
 import textwrap
 import threading
 import warnings
@@ -33,10 +30,11 @@ _PALETTE = {
     "fg": "#1c1e21", "muted": "#666a70", "grid": "#e6e6e2", "c1": "#2b66c9", "c2": "#d2691e", "c3": "#2e8b57",
     "c4": "#9a4fb5", "c5": "#b8960c", "c6": "#8a9199", "c7": "#b03a48", "c8": "#1f9aa8",
 }  # fmt: skip
-"""The light style of `templates/page.css`."""
-_NAMES = {value: name for name, value in _PALETTE.items()}
+"""As in `templates/page.css`, whose legends have the same colours."""
 _SETTINGS: dict[Any, Any] = {
     "svg.fonttype": "none",  # text stays text
+    "svg.hashsalt": "luffy",  # else ids differ each time
+    "font.sans-serif": ["DejaVu Sans"],
     "text.parse_math": False,  # a `$` in a name is no mathematics
     "path.simplify": False,
     "font.size": 9,
@@ -71,7 +69,7 @@ class Line:
 
     label: str
     color: str
-    """Name of a CSS variable, e.g. `c1`."""
+    """Name in the palette, e.g. `c1`."""
     xs: Sequence[float]
     ys: Sequence[float]
     low: Sequence[float] = ()
@@ -106,21 +104,18 @@ def estimates(label: str, color: str, xs: Sequence[float], found: "Sequence[Esti
     return Line(label, color, xs, *([getattr(each, name) for each in found] for name in ("value", "low", "high")))
 
 
-def chart(name: str, drawn: Chart) -> str:
-    """The lines alone, without title and legend; `name` is different for each figure of a page.
+def chart(drawn: Chart) -> str:
+    """The lines alone, without title and legend.
 
     A long line is faint, with a running mean on top; one with intervals has them as a band, or at named places as bars.
     """
-    with _canvas(name, _WIDTH, _HEIGHT) as canvas:
+    with _canvas(_WIDTH, _HEIGHT) as canvas:
         _draw(canvas, drawn, 0.0, 0.0, bounded=False)
-        return _svg(canvas, name)
+        return _svg(canvas)
 
 
 def heat(
-    name: str,
-    rows: tuple[str, Sequence[str]],
-    columns: tuple[str, Sequence[str]],
-    values: Sequence[Sequence[float | None]],
+    rows: tuple[str, Sequence[str]], columns: tuple[str, Sequence[str]], values: Sequence[Sequence[float | None]]
 ) -> str:
     """Shares as a map, row by row, the darker the higher; each axis is a title with its places. None stays empty."""
     from matplotlib.patches import Rectangle
@@ -129,7 +124,7 @@ def heat(
     least, room = min(known, default=0.0), max(known, default=1.0) - min(known, default=0.0)
     left = 8 + _CHARACTER * max(map(len, [*rows[1], rows[0]]))
     bottom = _ROW + 2 * _ROW * len(rows[1])
-    with _canvas(name, _WIDTH, bottom + 28) as canvas:
+    with _canvas(_WIDTH, bottom + 28) as canvas:
         axes = _axes(canvas, left, _ROW, _WIDTH - _RIGHT, bottom)
         axes.set(xlim=(0, len(columns[1])), ylim=(len(rows[1]), 0))
         for row, line in enumerate(values):
@@ -145,36 +140,36 @@ def heat(
         axes.set_yticks([row + 0.5 for row in range(len(rows[1]))], rows[1])
         _write(canvas, rows[0], left - 5, 0.7 * _ROW, ha="right")
         _write(canvas, columns[0], (left + _WIDTH - _RIGHT) / 2, bottom + 23)
-        return _svg(canvas, name)
+        return _svg(canvas)
 
 
-def dots(name: str, bands: "Bands[tuple[str, Estimate, Sequence[float]]]") -> str:
+def dots(bands: "Bands[tuple[str, Estimate, Sequence[float]]]") -> str:
     """Estimates with their intervals, each (colour, estimate, value of each seed), from 0 to 100 %, in titled bands."""
-    with _banded(name, bands, left=14.0) as (canvas, axes, entries):
+    with _banded(bands, left=14.0) as (canvas, axes, entries):
         for y, (color, found, by_seed) in entries:
             axes.plot([found.low, found.high], [y, y], color=_PALETTE[color], lw=2.4, alpha=0.55, clip_on=False)
             axes.plot([found.value], [y], "o", color=_PALETTE[color], ms=6, mew=0, clip_on=False)
             if len(by_seed) > 1:
                 at = [y - 0.22] * len(by_seed)
                 axes.plot(by_seed, at, "o", color=_PALETTE[color], ms=2.5, mew=0, alpha=0.8, clip_on=False)
-        return _svg(canvas, name)
+        return _svg(canvas)
 
 
-def bars(name: str, bands: Bands[tuple[str, Sequence[tuple[str, float]]]]) -> str:
+def bars(bands: Bands[tuple[str, Sequence[tuple[str, float]]]]) -> str:
     """Bars of shares beside each other, each (colour, share), a labelled bar to a line, in titled bands."""
     longest = max((len(label) for _, found in bands for label, _ in found), default=0)
-    with _banded(name, bands, left=8 + _CHARACTER * longest) as (canvas, axes, entries):
+    with _banded(bands, left=8 + _CHARACTER * longest) as (canvas, axes, entries):
         for y, (label, shares) in entries:
             start = 0.0
             axes.annotate(label, (0, y), (-5, 0), textcoords="offset points", ha="right", va="center")
             for color, share in shares:
                 axes.barh(y, share, 0.61, start, color=_PALETTE[color], alpha=0.85, lw=0, clip_on=False)
                 start += share
-        return _svg(canvas, name)
+        return _svg(canvas)
 
 
 def picture(charts: Sequence[Chart], columns: int = 2, legend: Sequence[tuple[str, str]] | None = None) -> str:
-    """Charts with titles in a grid, as one file that needs nothing else; those without a point are left out.
+    """Charts with titles in a grid; those without a point are left out.
 
     `legend`: colours and labels of all charts; None: each has its own.
     """
@@ -184,7 +179,7 @@ def picture(charts: Sequence[Chart], columns: int = 2, legend: Sequence[tuple[st
     entries = list(_placed(legend or (), 6.0, 12.0, width))
     top = 4.0 if legend is None else max((y for *_, y in entries), default=0.0) + 8
     height = top + math.ceil(len(drawn) / columns) * cell
-    with _canvas("picture", width, height) as canvas:
+    with _canvas(width, height) as canvas:
         for color, label, x, y in entries:
             _swatch(canvas, color, label, x, y)
         for index, each in enumerate(drawn):
@@ -195,12 +190,12 @@ def picture(charts: Sequence[Chart], columns: int = 2, legend: Sequence[tuple[st
                 for color, label, at, _ in _placed(labels, x, 0.0, math.inf):
                     _swatch(canvas, color, label, at, y + 24)
             _draw(canvas, each, x, y + cell - _HEIGHT, bounded=True)
-        return _svg(canvas, None)
+        return _svg(canvas)
 
 
-def picture_url(charts: Sequence[Chart]) -> str:
-    """`picture` as a `data:` URL, which a page shows without a host to fetch it from."""
-    return "data:image/svg+xml;base64," + base64.b64encode(picture(charts).encode()).decode()
+def image_url(svg: str) -> str:
+    """A figure as a `data:` URL, which a page shows without a host to fetch it from."""
+    return "data:image/svg+xml;base64," + base64.b64encode(svg.encode()).decode()
 
 
 def _draw(canvas: "Canvas", drawn: Chart, x: float, y: float, *, bounded: bool) -> None:
@@ -273,13 +268,13 @@ def _stack(axes: "Axes", lines: Sequence[Line]) -> None:
 
 
 @contextmanager
-def _banded(name: str, bands: Bands[Item], left: float) -> "Iterator[tuple[Canvas, Axes, list[tuple[float, Item]]]]":
+def _banded(bands: Bands[Item], left: float) -> "Iterator[tuple[Canvas, Axes, list[tuple[float, Item]]]]":
     """A canvas with axes from 0 to 100 % and the bands' titles, and each entry with its y; a unit of y is a row.
 
     Rows count from the top; a title takes one and a half.
     """
     num_rows = sum(len(found) + 1.5 for _, found in bands)
-    with _canvas(name, _ROWS_WIDTH, 24.0 + _ROW * num_rows) as canvas:
+    with _canvas(_ROWS_WIDTH, 24.0 + _ROW * num_rows) as canvas:
         axes, ticks = _axes(canvas, left, 4.0, _ROWS_WIDTH - 16, canvas.bbox.height - 20), (0, 0.25, 0.5, 0.75, 1.0)
         axes.set(xlim=(0, 1), ylim=(num_rows, 0))
         axes.set_xticks(ticks, _labels(ticks, True))
@@ -327,7 +322,7 @@ def _place(canvas: "Canvas", left: float, top: float, right: float, bottom: floa
 
 
 @contextmanager
-def _canvas(name: str, width: float, height: float) -> "Iterator[Canvas]":
+def _canvas(width: float, height: float) -> "Iterator[Canvas]":
     """A figure of that size in points, under our settings alone."""
     import matplotlib
     from matplotlib.figure import Figure as Canvas
@@ -335,36 +330,14 @@ def _canvas(name: str, width: float, height: float) -> "Iterator[Canvas]":
     with _LOCK, matplotlib.rc_context(), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph .* missing from font")  # it only measures text; the browser draws it
         matplotlib.rcdefaults()
-        matplotlib.rcParams.update(_SETTINGS | {"svg.hashsalt": name})
-        yield Canvas(figsize=(width / 72, height / 72), dpi=72, facecolor="none")
+        matplotlib.rcParams.update(_SETTINGS)
+        yield Canvas(figsize=(width / 72, height / 72), dpi=72, facecolor="white")
 
 
-def _svg(canvas: "Canvas", name: str | None) -> str:
-    """The drawing without what a page need not have; `name`: in CSS colours for a page, else a file on white."""
+def _svg(canvas: "Canvas") -> str:
     file = io.StringIO()
-    canvas.savefig(file, format="svg", metadata={"Date": None})
-    text = file.getvalue()
-    text = text[text.index(">", text.index("<svg")) + 1 : text.rindex("</svg>")]
-    text = re.sub(r"<metadata>.*?</metadata>|<style.*?</style>|<!--.*?-->", "", text, flags=re.DOTALL)
-    text = re.sub("<[^>]*>", lambda tag: _slim(tag[0], css=name is not None), re.sub(r"\s+", " ", text))
-    text = re.sub(r'<path [^>]*style="fill: none"/>|</?g ?/?>|<defs> *</defs>', "", text)  # frames, plain groups
-    text = re.sub("(?<=>) +(?=<)", "", text).strip()
-    width, height = canvas.bbox.width, canvas.bbox.height
-    if name is not None:
-        label = html.escape(name, quote=True)
-        return f'<svg viewBox="0 0 {width:g} {height:.0f}" role="img" aria-label="{label}">{text}</svg>'
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{1.6 * width:g}" height="{1.6 * height:g}" '
-        f'viewBox="0 0 {width:g} {height:g}" font-family="system-ui, \'DejaVu Sans\', sans-serif" '
-        f'stroke-linejoin="round"><rect width="100%" height="100%" fill="#ffffff"/>{text}</svg>'
-    )
-
-
-def _slim(tag: str, *, css: bool) -> str:
-    tag = re.sub(r'^<g id="[^"]*"', "<g", tag).replace("xlink:href", "href")
-    tag = re.sub(r"font-family: [^;]*; | transform=\"rotate\(-0[^\"]*\"", "", tag)
-    tag = re.sub(r"-?\d+\.\d{3,}", lambda number: f"{float(number[0]):.1f}".removesuffix(".0"), tag)
-    return re.sub("#[0-9a-f]{6}", lambda color: f"var(--{_NAMES[color[0]]})", tag) if css else tag
+    canvas.savefig(file, format="svg", metadata=dict.fromkeys(("Creator", "Date", "Format", "Type")))
+    return file.getvalue()
 
 
 def _inside(locator: "Locator", shown: tuple[float, float]) -> list[float]:

@@ -2,7 +2,7 @@
 
 from itertools import cycle
 
-from luffy.evaluation.across_runs.board import Board, BoardTable, Column, PublishedTable
+from luffy.evaluation.across_runs.all_results import Column, Leaderboard, ProtocolTable, PublishedTable
 from luffy.report.cells import NONE, Table, TableCell, accuracy, counts, difference, p_value, percent
 from luffy.report.cells import table as shown_table
 from luffy.report.evaluation_page import accuracy_figure
@@ -10,11 +10,11 @@ from luffy.report.page import Figure, Page, Section
 
 MARK = "★"
 PUBLISHED = "published"
-_NAME_HEADER = ("checkpoint", "method", "experiment")
+_NAME_HEADER = ("checkpoint", "method", "run")
 _COLORS = ("c1", "c2", "c3", "c4", "c5", "c7", "c6")
 
 
-def leaderboard_page(board: Board, workspace: str) -> Page:
+def leaderboard_page(board: Leaderboard, workspace: str) -> Page:
     """A section for each protocol, then the published tables, and what was left out."""
     note = (
         "Accuracy in percent, mean over all responses, with its interval over problems: what another set of problems "
@@ -24,7 +24,7 @@ def leaderboard_page(board: Board, workspace: str) -> Page:
         "first ones cannot be told apart. Rows are compared within a table only, since a table is one protocol. The "
         "best mean stands first; means are not tested."
     )
-    sections = [Section(notes=(note,)), *(_section(number, table) for number, table in enumerate(board.tables))]
+    sections = [Section(notes=(note,)), *map(_section, board.tables)]
     for paper in board.published:
         rows = (
             (row.name, *(f"{row.accuracies[key]:.1f}" if key in row.accuracies else NONE for key in paper.benchmarks))
@@ -44,30 +44,28 @@ def leaderboard_page(board: Board, workspace: str) -> Page:
     return Page("Leaderboard", f"workspace {workspace}", tuple(sections), workspace)
 
 
-def accuracy_table(table: BoardTable) -> Table:
+def accuracy_table(table: ProtocolTable) -> Table:
     """One row per model: its name, then its accuracy on each suite, marked where it is clearly the best.
 
     Published rows follow, named as such.
     """
-    means = {id(entry): mean for entry in table.rows if (mean := table.mean(entry)) is not None}
-    header = (*_NAME_HEADER, *(_heading(table, column) for column in table.columns), *(["mean"] if means else []))
+    means = [table.mean(each) for each in table.rows]
+    has_means = any(means)
+    header = (*_NAME_HEADER, *(_heading(table, column) for column in table.columns), *(["mean"] if has_means else []))
     rows = []
-    for entry in table.rows:
-        name = entry.name
-        row = [
-            TableCell(name.checkpoint, (name.variant,) if name.variant else ()),
-            TableCell(name.method or NONE),
-            TableCell(name.experiment or NONE),
-        ]
+    for each, mean in zip(table.rows, means, strict=True):
+        model = each.model
+        more = (f"and {len(model.runs) - 1} more",) if len(model.runs) > 1 else ()
+        row = [TableCell(model.checkpoint), TableCell(model.method or NONE), TableCell(model.run, more)]
         for column in table.columns:
-            found, lead = entry.cells.get(column), table.leads.get(column)
+            found, lead = each.cells.get(column), table.leads.get(column)
             cell = accuracy(None if found is None else found.row.estimate)
-            is_best = lead is not None and lead.best is entry and lead.is_clear
+            is_best = lead is not None and lead.best is each and lead.is_clear
             row.append(TableCell(f"{cell.text} {MARK}", cell.details, "better") if is_best else cell)
-        rows.append((*row, *([accuracy(means.get(id(entry)))] if means else [])))
-    for each in table.references:
-        accuracies = (percent(each.accuracies.get(column)) for column in table.columns)
-        texts = (each.row.name, PUBLISHED, each.table.source, *accuracies, *([""] if means else []))
+        rows.append((*row, *([accuracy(mean)] if has_means else [])))
+    for published in table.references:
+        accuracies = (percent(published.accuracies.get(column)) for column in table.columns)
+        texts = (published.row.name, PUBLISHED, published.table.source, *accuracies, *([""] if has_means else []))
         rows.append(tuple(TableCell(text, (), "aside") for text in texts))
     return Table(header, tuple(rows), style="numbers board")
 
@@ -77,14 +75,14 @@ def about(paper: PublishedTable) -> str:
     return f"{paper.title} ({paper.source}), {paper.model}: {paper.protocol}; without intervals, not compared by a test"
 
 
-def published_of(table: BoardTable) -> list[PublishedTable]:
+def published_of(table: ProtocolTable) -> list[PublishedTable]:
     """The papers whose published rows are shown with the table."""
     papers = [reference.table for reference in table.references]
     return [paper for index, paper in enumerate(papers) if paper not in papers[:index]]
 
 
-def _section(number: int, table: BoardTable) -> Section:
-    methods = dict.fromkeys(cell.row.method for entry in table.rows for cell in entry.cells.values())
+def _section(table: ProtocolTable) -> Section:
+    methods = dict.fromkeys(found.row.method for each in table.rows for found in each.cells.values())
     notes = (
         f"Here {table.note}." if table.note else "",
         *(f"Published: {about(paper)}." for paper in published_of(table)),
@@ -93,11 +91,11 @@ def _section(number: int, table: BoardTable) -> Section:
     figures, colors = list[Figure](), list(zip(table.rows, cycle(_COLORS), strict=False))
     if len(table.rows) <= len(_COLORS):
         bands = [
-            (column.suite, [(c, entry.cells[column].row.estimate, ()) for entry, c in colors if column in entry.cells])
+            (column.suite, [(c, each.cells[column].row.estimate, ()) for each, c in colors if column in each.cells])
             for column in table.columns
         ]
-        legend = tuple((color, entry.name.text) for entry, color in colors)
-        figures.append(accuracy_figure(f"leaderboard-{number}", bands, legend))
+        legend = tuple((color, each.model.text) for each, color in colors)
+        figures.append(accuracy_figure(bands, legend))
     leads = []
     for column, lead in table.leads.items():
         found, p = lead.comparison.paired, p_value(lead.comparison.adjusted_p)
@@ -105,8 +103,8 @@ def _section(number: int, table: BoardTable) -> Section:
         leads.append(
             (
                 _heading(table, column).partition("\n")[0],
-                lead.best.name.text,
-                lead.next.name.text,
+                lead.best.model.text,
+                lead.next.model.text,
                 difference(found.difference, notes=(counts(found),)),
                 verdict if lead.is_clear else TableCell("not distinguishable", (p,)),
             )
@@ -119,7 +117,7 @@ def _section(number: int, table: BoardTable) -> Section:
     )
     folded = Section(title="The best against the next on each suite", is_folded=True, tables=(compared,))
     return Section(
-        title=f"{table.protocol.text[0].upper()}{table.protocol.text[1:]}",
+        title=table.title,
         aside=f"{100 * table.confidence:g} % intervals",
         notes=tuple(filter(None, notes)),
         tables=(accuracy_table(table),),
@@ -127,7 +125,7 @@ def _section(number: int, table: BoardTable) -> Section:
     )
 
 
-def _heading(table: BoardTable, column: Column) -> str:
+def _heading(table: ProtocolTable, column: Column) -> str:
     """Heading of a column: the suite, its distinguishing settings, its problems and the responses to each."""
     alike = [
         other

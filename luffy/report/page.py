@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
-from markupsafe import Markup
 
 from luffy.markdown_text import markdown_cell
 from luffy.report.cells import Table, TableCell
+from luffy.report.figures import image_url
 
 _TEMPLATES = Path(__file__).parent / "templates"
 
@@ -108,7 +108,7 @@ def html(page: Page) -> str:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    environment.filters["svg"] = Markup  # drawn by `luffy.report.figures`, which escapes labels
+    environment.filters["image_url"] = image_url
     return environment.get_template("page.html.jinja").render(page=page)
 
 

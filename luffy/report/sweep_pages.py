@@ -202,18 +202,18 @@ def _grid_page(findings: Findings) -> Page:
 
 def _grid_figure(findings: Findings, cell: Cell) -> Figure | None:
     """Lines for one key, a map for two; None for more, and where nothing has finished."""
-    keys, name = list((findings.design.grid or {}).items()), "-".join(cell)
+    keys = list((findings.design.grid or {}).items())
     scores = [findings.score(arm.name, cell) for arm in findings.arms]
     found = [None if score is None else score.estimate for score in scores]
     if len(keys) == 1:
         ((key, values),) = keys
         line = _at_places(cell[0], key, [*map(value_text, values)], {"accuracy": found}, {"accuracy": "c1"})
-        return Figure(cell[0], "Mean accuracy with its interval.", chart(name, line))
+        return Figure(cell[0], "Mean accuracy with its interval.", chart(line))
     if len(keys) == 2:
         (down, rows), (across, columns) = keys
         means = [None if each is None else each.value for each in found]
         lines = [means[start : start + len(columns)] for start in range(0, len(means), len(columns))]
-        drawn = heat(name, (down, [*map(value_text, rows)]), (across, [*map(value_text, columns)]), lines)
+        drawn = heat((down, [*map(value_text, rows)]), (across, [*map(value_text, columns)]), lines)
         return Figure(cell[0], "Mean accuracy in percent; intervals are in the table.", drawn)
     return None
 
@@ -249,7 +249,7 @@ def _comparison_page(findings: Findings) -> Page:
             ]
             bands.append((suite, shown))
         legend = ((_BASE_COLOR, "base"), *((colors[arm.name], arm.name) for arm in findings.arms if arm.seeds))
-        drawn = accuracy_figure(f"arms-{decoding}", bands, legend)
+        drawn = accuracy_figure(bands, legend)
         tables = accuracy_table(findings, decoding), difference_table(findings, decoding)
         results.append(Section(title=decoding, figures=(drawn,), tables=tuple(filter(None, tables))))
     sections = [_verdict(findings), Section(title="Results", anchor="results", notes=notes, sections=tuple(results))]
@@ -327,8 +327,7 @@ def _over_costs(
             Line(name, colors[name], *([getattr(point, each) for point in points] for each in (place, *measured)))
             for name, points in curves.items()
         ]
-        name = f"held-out-{suite}-{over}" if suite else f"reward-over-{over.replace(' ', '-')}"
-        drawn = chart(name, Chart(title, lines, over=over, percent=shares))
+        drawn = chart(Chart(title, lines, over=over, percent=shares))
         yield Figure(f"{suite} {title.lower()}" if suite else title, _HELD_OUT_NOTE if suite else note, drawn, legend)
 
 
@@ -345,7 +344,7 @@ def _tuning(tuning: Tuning, colors: Mapping[str, str]) -> Section:
         places = list(dict.fromkeys(place for of_arm in arms.values() for place in of_arm))
         found = {arm: [of_arm.get(place) for place in places] for arm, of_arm in arms.items()}
         if any(any(of_arm) for of_arm in found.values()):
-            drawn = chart(f"tries-{key}", _at_places(key, key, places, found, colors))
+            drawn = chart(_at_places(key, key, places, found, colors))
             legend = tuple((colors[arm], arm) for arm in found)
             figures.append(Figure(key, "Accuracy of each try, with its interval.", drawn, legend))
     select, tries = tuning.select, f"{tuning.num_tries} tries" if tuning.num_tries > 1 else "1 try"
@@ -424,7 +423,7 @@ def study_page(findings: Findings, results: SweepResults) -> Page:
     """The page of a study: effects in every cell, and what was tried and spent."""
     design, confidence = findings.design, f"{100 * findings.confidence:g} %"
     note, legend = f"Percentage points minus {design.reference}, with {confidence} intervals.", _study_legend(findings)
-    figures = (Figure(each.title, note, chart(each.title, each), legend) for each in _effects(findings))
+    figures = (Figure(each.title, note, chart(each), legend) for each in _effects(findings))
     suite, decoding = findings.measured[0]
     differ = f"Differences from {design.reference} on {suite} ({decoding}) in percentage points"
     sections = [

@@ -140,7 +140,7 @@ def measurer(
 
     def metrics(step: int, engine: RolloutEngine) -> dict[str, float]:
         client = client_of(OneVersionEngine(engine, step))
-        asker = Asker(client, graders, batch_size, second_grade=False, finishes=True, limits=limits)
+        asker = Asker(client, graders, batch_size, finishes=True, limits=limits)
         return validation_metrics(measure_suites(asker, requests, confidence, context.out / FOLDER, step), step)
 
     return metrics

@@ -33,7 +33,6 @@ from luffy.data.selection import (
     PassedRows,
     choose_for_sft,
     hold_out,
-    keep_difficulty,
     merged,
     read_passed_rows,
     select,
@@ -228,8 +227,6 @@ def _finished(
     if rules.repeats == "merge":
         write_merged(folder, rows, selection)
         rows = merged(rows, selection)
-    if name == "train":
-        selection = keep_difficulty(rows, selection, settings.data)
     kept = selection.kept
     if not kept.any():
         rejected = statistics.rejected + selection.rejected

@@ -199,7 +199,7 @@ def _sampled_alike(directory: Path, section_name: str, free: Collection[str]) ->
 
 def _without_text(sample: SampleRequest, answer: ModelAnswer) -> ModelAnswer:
     """The answer's numbers and its grade: texts of all answers to all prompts would be gigabytes."""
-    return ModelAnswer(None, answer.num_tokens, answer.finish_reason, grades=answer.grades)
+    return ModelAnswer(None, answer.num_tokens, answer.finish_reason, grade=answer.grade, grader=answer.grader)
 
 
 def _kept(sample: SampleRequest, answer: ModelAnswer) -> ModelAnswer:

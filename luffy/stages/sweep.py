@@ -2,7 +2,7 @@
 
 Run: python -m luffy.stages.sweep --config DIR/config.yaml --out DIR
 
-Writes a folder `step_000100/` for each step, with the files that `evaluate` writes, curve.html and curve.md.
+Writes a folder `step_000100/` for each step, with the files that `evaluate` writes, curve.html and summary.md.
 A killed sweep continues with the batch it was at; responses from an earlier sweep of the same run are reused and only
 graded again.
 """
@@ -18,7 +18,7 @@ from luffy.errors import DataError
 from luffy.evaluation.results import read_scores
 from luffy.files import write_atomic
 from luffy.pipeline.reuse import complete_checkpoints
-from luffy.report.evaluation_page import checkpoints_page
+from luffy.report.evaluation_page import SUMMARY_FILE, checkpoints_page
 from luffy.report.page import html, markdown
 from luffy.rollout.engine import SwappableEngine
 from luffy.stages.answers.asker import ResponseProgress, open_asker
@@ -27,7 +27,7 @@ from luffy.stages.program import StageContext, StageResult, main
 from luffy.training.checkpoint import export_checkpoint
 
 logger = logging.getLogger(__name__)
-PAGE_FILE, TEXT_FILE = "curve.html", "curve.md"
+PAGE_FILE = "curve.html"
 _SWAP = "swap"
 """Temporary model folder of a checkpoint, while it is evaluated."""
 
@@ -66,9 +66,9 @@ def run(settings: SweepSettings, context: StageContext) -> StageResult:
     swept = {step: read_scores(_folder(context, step)) for step in sorted(settings.steps)}
     page = checkpoints_page(swept)
     write_atomic(context.out / PAGE_FILE, html(page))
-    write_atomic(context.out / TEXT_FILE, markdown(page))
+    write_atomic(context.out / SUMMARY_FILE, markdown(page))
     of_steps = (f"{_folder(context, step).name}/{name}" for step in settings.steps for name in OUTPUTS)
-    return StageResult((*of_steps, PAGE_FILE, TEXT_FILE), metrics, total - progress.graded)
+    return StageResult((*of_steps, PAGE_FILE, SUMMARY_FILE), metrics, total - progress.graded)
 
 
 @contextmanager

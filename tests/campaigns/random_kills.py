@@ -20,7 +20,6 @@ import argparse
 import csv
 import json
 import os
-import re
 import shutil
 import signal
 import subprocess
@@ -63,12 +62,6 @@ _END_S = 120.0
 _ORPHAN_S = 20.0
 """Whatever a killed process had started has ended by then: a stage ends in order, which may take its grace of 5 s."""
 _TAIL_LINES = 15
-# What a report says of times: when it was finished, how long stages took, and which were resumed.
-_REPORTED_TIMES = re.compile(
-    r" · finished [^·\n]+|The \d+ stages? took .+? in all\.|^## Time of a step.*?(?=^## )"
-    r"|^## Provenance.*?(?=^### Configuration)",
-    re.S | re.M,
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,9 +201,7 @@ def promised_of(directory: Path) -> dict[str, object]:
         path, content = directory / output.path, output.sha256
         if output.path == METRICS_FILE:
             content = [without_times(json.loads(line)) for line in path.read_text(encoding="utf-8").splitlines()]
-        if output.path == "report.md":
-            content = _REPORTED_TIMES.sub("", path.read_text(encoding="utf-8"))
-        if output.path != "report.html":  # the same as report.md, with plots, one of which shows speed
+        if output.path != "report.html":  # it shows times
             found[f"{manifest.node}/{output.path}"] = content
     return found
 

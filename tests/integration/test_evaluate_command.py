@@ -3,7 +3,6 @@
 `tests/unit/stages/test_sweep.py` has a sweep that is killed.
 """
 
-import json
 import os
 import re
 import shutil
@@ -18,8 +17,10 @@ from support.prefect_api import shared_api
 
 import luffy
 from luffy.cli.main import main
+from luffy.evaluation.across_runs.all_results import read_leaderboard
 from luffy.evaluation.results import read_results
 from luffy.pipeline.events import EventReader
+from luffy.pipeline.workspace import Workspace
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]
@@ -102,13 +103,13 @@ def test_the_leaderboard_has_one_row_per_model_from_any_kind_of_evaluation(sweep
     """The sweep and the chain have both evaluated the model of step 6."""
     swept, _ = sweep_of_all
     assert main(["show", "--leaderboard", "--workspace", str(swept)]) == 0
-    tables = json.loads((swept / "leaderboard.json").read_text())["tables"]
-    assert [len(table["columns"]) for table in tables] == [4, 4]
+    tables = read_leaderboard(Workspace(swept)).tables
+    assert [len(table.columns) for table in tables] == [4, 4]
     for table in tables:
-        found = {(row["checkpoint"], row["method"]) for row in table["rows"]}
-        assert len(table["rows"]) == 5
+        found = {(row.model.checkpoint, row.model.method) for row in table.rows}
+        assert len(table.rows) == 5
         assert found == {("base", ""), ("SFT", ""), *((f"RL step {step}", "luffy") for step in (2, 4, 6))}
-        assert all(cell is not None for row in table["rows"] for cell in row["cells"])
+        assert all(set(row.cells) == set(table.columns) for row in table.rows)
     assert "RL step 2" in capsys.readouterr().out
 
 

@@ -181,8 +181,6 @@ def _record(suite: str, decoding: str, problem: int, sample: int, chance: float,
         finish_reason="length" if outcome == "no_answer" else "stop",
         num_tokens=luck.randint(12, 60),
         grader="math",
-        second_grader="math_strict",
-        second_outcome="correct" if correct and problem % 10 else "wrong",
         subject=SUBJECTS[problem % len(SUBJECTS)],
         level=str(1 + problem % 2) if suite == "longer" else None,
     )

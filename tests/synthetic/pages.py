@@ -1,9 +1,11 @@
 """What has to hold for every page: it stands alone, in one file, and its tags nest."""
 
+import base64
 import re
 from html.parser import HTMLParser
 
 _VOID = {"meta", "link", "br", "img", "hr", "input"}
+_IMAGE = "data:image/svg+xml;base64,"
 
 
 class Page(HTMLParser):
@@ -15,6 +17,8 @@ class Page(HTMLParser):
         self.text: list[str] = []
         self.ids: list[str] = []
         self.references: list[str] = []
+        self.figures: dict[str, list[str]] = {}
+        """SVG files that the page holds as images, by their alternative text."""
         self._open: list[str] = []
         self.feed(html)
         assert self._open == []
@@ -29,6 +33,9 @@ class Page(HTMLParser):
         self.tags.append(tag)
         self.ids += [found["id"] or ""] if "id" in found else []
         self.references += [found[name] or "" for name in ("href", "src", "xlink:href") if name in found]
+        if tag == "img" and (found["src"] or "").startswith(_IMAGE):
+            svg = base64.b64decode(self.references.pop().removeprefix(_IMAGE)).decode()
+            self.figures.setdefault(found["alt"] or "", []).append(svg)
 
     def handle_endtag(self, tag: str) -> None:
         assert self._open.pop() == tag
@@ -40,7 +47,8 @@ class Page(HTMLParser):
 def stands_alone(html: str) -> Page:
     """Read a page that needs nothing else and runs nothing; its ids differ, and every link has its target."""
     page, drawn = Page(html), re.findall(r"url\(([^)]*)\)", html)
-    assert not {"script", "link", "img", "iframe"} & {*page.tags} and "@import" not in html
+    assert not {"script", "link", "iframe"} & {*page.tags} and "@import" not in html
+    assert page.tags.count("img") == sum(map(len, page.figures.values()))
     assert all(reference.startswith("#") for reference in [*page.references, *drawn])
     assert len(page.ids) == len({*page.ids})
     assert {reference[1:] for reference in [*page.references, *drawn]} <= {*page.ids}

@@ -27,7 +27,6 @@ _CARD = "README.md"
 _EXPERIMENT = "experiment.yaml"
 _TRACED_FILES = ("train.parquet", "sampled.parquet")
 """Prompts with their traces, in the result of prepare_data or synthesize, and of sample."""
-_DATA_FILES = (".parquet", ".csv")
 
 
 def export(
@@ -41,9 +40,7 @@ def export(
     ],
     target: Annotated[
         Path,
-        Argument(
-            metavar="FOLDER|FILE", help="new or empty folder for the policy; new .parquet for traces, or .csv for data"
-        ),
+        Argument(metavar="FOLDER|FILE", help="new or empty folder for the policy, or a new .parquet file for traces"),
     ],
     step: Annotated[
         int | None, Option(metavar="N", help="a checkpoint's step [the final model, else the newest checkpoint]")
@@ -62,9 +59,9 @@ def export(
     """Write a policy as a Hugging Face model folder, or a run's data as one file.
 
     That of a run is its last one; the folder also gets a model card and the experiment that makes it again.
-    A .parquet file gets the prompts with traces, also those that teachers or the policy made; a .csv file all prompts.
+    A .parquet file gets the prompts with traces, also those that teachers or the policy made.
     """
-    if target.suffix in _DATA_FILES:
+    if target.suffix == ".parquet":
         if option := "--step" if step is not None else "--push-to-hub" if push_to_hub is not None else None:
             raise ConfigError(f"{option}: is for a policy; {target} gets data")
         is_file = source.endswith(".parquet") and Path(source).is_file()
@@ -78,10 +75,10 @@ def export(
         if hidden:
             say(f"{hidden} prompts are confidential and were left out")
         return EXIT_OK
-    if target.suffix in (".json", ".jsonl"):
-        raise ConfigError(f"{target}: data are written as {' or '.join(_DATA_FILES)}, and a policy to a folder")
+    if target.suffix in (".json", ".jsonl", ".csv"):
+        raise ConfigError(f"{target}: data are written as .parquet, and a policy to a folder")
     if author:
-        raise ConfigError(f"--author: chooses traces, and {target} does not end in {' or '.join(_DATA_FILES)}")
+        raise ConfigError(f"--author: chooses traces, and {target} does not end in .parquet")
     if push_to_hub is not None:
         check_hub_name(push_to_hub)
     if target.is_file() or (target.is_dir() and any(target.iterdir())):
@@ -168,14 +165,13 @@ def training_file(record: RunRecord) -> Path:
 
 
 def write_data(source: Path, file: Path, authors: Sequence[str]) -> tuple[int, Counter[str], int]:
-    """Write prompts of a prepared file to `file`, with the traces of `authors` (empty: of anyone).
+    """Write the prompts of a prepared file that have a trace of `authors` (empty: of anyone) to `file`, with these.
 
-    As .parquet only prompts that have one, as .csv without `authors` all. Returns the numbers of prompts, of traces by
-    author, and of the confidential prompts left out. Raises DataError where none is left, and ConfigError for a file
-    that exists and for an author without a trace.
+    Returns the numbers of prompts, of traces by author, and of the confidential prompts left out. Raises DataError
+    where none is left, and ConfigError for a file that exists and for an author without a trace.
     """
     from luffy.confidential import may_show_prompt
-    from luffy.data.parquet import iterate_prompts, write_csv, write_prompts
+    from luffy.data.parquet import iterate_prompts, write_prompts
     from luffy.types import Prompt
 
     if file.exists():
@@ -186,13 +182,13 @@ def write_data(source: Path, file: Path, authors: Sequence[str]) -> tuple[int, C
     unknown = [name for name in authors if name not in known]
     if unknown:
         raise ConfigError(f"--author {unknown[0]}: wrote no trace; authors are {', '.join(sorted(known)) or 'none'}")
-    takes_all, counts, hidden = file.suffix == ".csv" and not authors, Counter[str](), 0
+    counts, hidden = Counter[str](), 0
 
     def chosen() -> Iterator[Prompt]:
         nonlocal hidden
         for prompt in iterate_prompts(source):
             traces = tuple(trace for trace in prompt.traces if not authors or trace.author in authors)
-            if not traces and not takes_all:
+            if not traces:
                 continue
             if not may_show_prompt(prompt):
                 hidden += 1
@@ -200,8 +196,8 @@ def write_data(source: Path, file: Path, authors: Sequence[str]) -> tuple[int, C
             counts.update(trace.author for trace in traces)
             yield replace(prompt, traces=traces)
 
-    written = (write_csv if file.suffix == ".csv" else write_prompts)(file, chosen())
+    written = write_prompts(file, chosen())
     if not written:
         file.unlink()
-        raise DataError(f"{source}: has no {'prompt' if takes_all else 'trace'} that can be exported")
+        raise DataError(f"{source}: has no trace that can be exported")
     return written, counts, hidden

@@ -177,8 +177,8 @@ def evaluate(
         list[str] | None,
         Option(
             metavar="FILE",
-            help="grade what another system sampled: .parquet or .jsonl of verl, lm-evaluation-harness, lighteval or "
-            "LUFFY; may be repeated, and hold *",
+            help="grade what another system sampled: .parquet or .jsonl of verl or LUFFY, or with the columns problem, "
+            "answer and response; may be repeated, and hold *",
         ),
     ] = None,
     dry_run: DryRun = False,

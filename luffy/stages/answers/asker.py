@@ -25,7 +25,6 @@ from luffy.config.settings import DifficultySettings, EvaluateSettings, SampleSe
 from luffy.data.templates import load_tokenizer
 from luffy.environments.limits import FailedShare
 from luffy.evaluation.sample_files import SampleRecord, ungraded_record
-from luffy.evaluation.second_grades import grade_responses
 from luffy.grading.judge import Judges
 from luffy.grading.pool import JUDGE_CACHE, GraderPool
 from luffy.grading.request import TOKENS, GradeRequest, problem_of, require_verdicts
@@ -81,8 +80,6 @@ class Asker:
     _: KW_ONLY
     calls_at_once: int = 1
     """Batches that the model can generate at the same time; they, and the order of results, do not depend on it."""
-    second_grade: bool = True
-    """Whether math responses get a second grade, too."""
     finishes: bool = False
     """It goes on to its end after a request to end, since it is part of a training step."""
     limits: EpisodeLimits | None = None
@@ -143,7 +140,7 @@ class Asker:
         self._count_failures(batch, [answer.has_failed for answer in answers])
         if self.grader is None:
             return answers
-        return graded(self.grader, batch, answers, second=self.second_grade)
+        return graded(self.grader, batch, answers)
 
     def _count_failures(self, request: Questions, failed: Sequence[bool]) -> None:
         if self.limits is not None and failed:
@@ -178,8 +175,7 @@ def open_asker(
     """An asker of the stage's model, by the engine of that name, and the opened engine.
 
     `longest` is the largest number of tokens of a prompt with its response, `num_responses` what is left to sample;
-    `policy` as in `open_client`. Evaluations get second grades. `progress` hears of vLLM's single turns while a
-    call runs.
+    `policy` as in `open_client`. `progress` hears of vLLM's single turns while a call runs.
     """
     model, environment = context.inputs["model"] / "model", settings.environment
     evaluation = settings.evaluation if isinstance(settings, EvaluateSettings) else None
@@ -193,7 +189,6 @@ def open_asker(
             grader,
             generator.batch_size,
             calls_at_once=generator.calls_at_once,
-            second_grade=evaluation is not None,
             limits=None if environment is None else environment.limits,
             keep=keep,
         )
@@ -235,9 +230,7 @@ def in_order(
         raise failure
 
 
-def graded(
-    grader: GraderPool, batch: Questions, answers: Sequence[ModelAnswer], *, second: bool = True
-) -> list[ModelAnswer]:
+def graded(grader: GraderPool, batch: Questions, answers: Sequence[ModelAnswer]) -> list[ModelAnswer]:
     """The answers with their grades; LostError where a judge is gone."""
     requests = [
         GradeRequest(
@@ -250,35 +243,32 @@ def graded(
         )
         for sample, answer in zip(batch.samples, answers, strict=True)
     ]
-    grades = grade_responses(grader, requests, second=second)
-    require_verdicts(
-        [both.grade for both in grades],
-        "responses",
-        "graded responses are kept, and the same command continues after them",
-    )
-    return [replace(answer, grades=both) for answer, both in zip(answers, grades, strict=True)]
+    grades = grader.grade(requests)
+    require_verdicts(grades, "responses", "graded responses are kept, and the same command continues after them")
+    return [
+        replace(answer, grade=grade, grader=grader.kind_of(request).kind)
+        for answer, request, grade in zip(answers, requests, grades, strict=True)
+    ]
 
 
 def graded_records(request: Questions, store: AnswerStore) -> Iterator[SampleRecord]:
     """All graded responses of a request, problem by problem, one at a time from the store."""
     for sample in request.samples:
         answer = store[sample.key]
-        assert answer.text is not None and answer.grades is not None
-        yield answer.grades.added_to(
-            ungraded_record(
-                sample.prompt,
-                suite=request.suite,
-                decoding=request.decoding,
-                sample=sample.sample,
-                seed=sample.seed,
-                shown=sample.rendered.text,
-                response=answer.text,
-                finish_reason=answer.finish_reason.value,
-                num_tokens=answer.num_tokens,
-                reply=answer.reply,
-                measures=dict(answer.measures),
-            )
-        )
+        assert answer.text is not None and answer.grade is not None
+        yield ungraded_record(
+            sample.prompt,
+            suite=request.suite,
+            decoding=request.decoding,
+            sample=sample.sample,
+            seed=sample.seed,
+            shown=sample.rendered.text,
+            response=answer.text,
+            finish_reason=answer.finish_reason.value,
+            num_tokens=answer.num_tokens,
+            reply=answer.reply,
+            measures=dict(answer.measures),
+        ).graded(answer.grader, answer.grade)
 
 
 @dataclass(slots=True)

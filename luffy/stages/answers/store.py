@@ -21,7 +21,6 @@ from typing import Any, BinaryIO, TypeAlias
 
 import numpy as np
 
-from luffy.evaluation.second_grades import ResponseGrades
 from luffy.files import sync_directory
 from luffy.grading.request import Grade
 from luffy.pipeline.workspace import is_discarded
@@ -60,7 +59,9 @@ class ModelAnswer:
     """None: not counted."""
     fault: str = ""
     """Why the environment failed."""
-    grades: ResponseGrades | None = None
+    grade: Grade | None = None
+    grader: str = ""
+    """Kind of the grader."""
 
     @property
     def graded_text(self) -> str:
@@ -71,8 +72,8 @@ class ModelAnswer:
 
     @property
     def outcome(self) -> Outcome:
-        assert self.grades is not None
-        return self.grades.grade.outcome
+        assert self.grade is not None
+        return self.grade.outcome
 
     @property
     def has_failed(self) -> bool:
@@ -230,7 +231,7 @@ def _commits(file: BinaryIO) -> Iterator[tuple[int, _Lines]]:
             key, author, answer = _parsed(line)
         except (ValueError, LookupError, TypeError, AttributeError):
             return
-        waiting.append((key, author, _is_missing(answer), answer.grades is not None, (start, len(line))))
+        waiting.append((key, author, _is_missing(answer), answer.grade is not None, (start, len(line))))
 
 
 def _read(file: Any, place: _Place) -> tuple[str, ModelAnswer]:
@@ -240,11 +241,7 @@ def _read(file: Any, place: _Place) -> tuple[str, ModelAnswer]:
 
 
 def _line(key: str, author: str, answer: ModelAnswer) -> bytes:
-    known, grades = answer.logprobs, answer.grades
-
-    def graded(grade: Grade) -> list[str | None]:
-        return [grade.outcome.value, grade.extracted, grade.reason]
-
+    known, grade = answer.logprobs, answer.grade
     fields = {
         "key": key,
         "author": author or None,
@@ -257,9 +254,8 @@ def _line(key: str, author: str, answer: ModelAnswer) -> bytes:
         "logprobs": None if known is None else base64.b64encode(np.asarray(known, "<f8").tobytes()).decode(),
         "prompt_tokens": answer.prompt_tokens,
         "fault": answer.fault or None,
-        "grader": None if grades is None else grades.grader,
-        "grade": None if grades is None else graded(grades.grade),
-        "second": None if grades is None or grades.second is None else graded(grades.second),
+        "grader": answer.grader or None,
+        "grade": None if grade is None else [grade.outcome.value, grade.extracted, grade.reason],
     }
     written = {name: value for name, value in fields.items() if value is not None}
     # A lone surrogate cannot be written.
@@ -269,17 +265,12 @@ def _line(key: str, author: str, answer: ModelAnswer) -> bytes:
 def _parsed(line: bytes) -> tuple[str, str, ModelAnswer]:
     """Key, author and answer."""
     fields = json.loads(line)
-
-    def grade(name: str) -> Grade:
-        outcome, extracted, reason = fields[name]
-        return Grade(Outcome(outcome), extracted, reason)
-
-    text, num_tokens, grades = fields.get("text"), fields["num_tokens"], None
+    text, num_tokens, grade = fields.get("text"), fields["num_tokens"], None
     if not (isinstance(num_tokens, int) and (text is None or isinstance(text, str))):
         raise TypeError("not an answer")
     if "grade" in fields:
-        second = grade("second") if "second" in fields else None
-        grades = ResponseGrades(fields["grader"], grade("grade"), second)
+        outcome, extracted, reason = fields["grade"]
+        grade = Grade(Outcome(outcome), extracted, reason)
     known = fields.get("logprobs")
     answer = ModelAnswer(
         text,
@@ -291,6 +282,7 @@ def _parsed(line: bytes) -> tuple[str, str, ModelAnswer]:
         None if known is None else tuple(np.frombuffer(base64.b64decode(known), "<f8").tolist()),
         fields.get("prompt_tokens"),
         fields.get("fault", ""),
-        grades,
+        grade,
+        fields.get("grader", ""),
     )
     return fields["key"], fields.get("author", ""), answer

@@ -134,7 +134,7 @@ def test_a_file_of_many_runs_is_not_taken_for_an_experiment(luffy, task, name, n
         (["show", "--samples", "3"], "RUN: missing"),
         (["export", "one", "traces.parquet", "--step", "3"], "--step: is for a policy"),
         (["export", "one", "a", "--author", "r1"], "--author: chooses traces"),
-        (["export", "one", "a.jsonl"], "a.jsonl: data are written as .parquet or .csv"),
+        (["export", "one", "a.csv"], "a.csv: data are written as .parquet"),
         (["export", "workspace", "Makefile"], "Makefile: is a file"),
         (["export", "none", "out", "--push-to-hub", "a b"], "--push-to-hub a b: "),
         (["export", "none", "out"], "no such run in workspace"),

@@ -83,6 +83,7 @@ REFUSED = {
         ("offload_parameters .. zero_stage: 2", "execution.offload_parameters=true", "execution.zero_stage=2"),
     ]),
     "difficulty": (SMOKE, [
+        ("data.filters.difficulty: is gone .. pass rates", "data.filters.difficulty=easy"),
         ("min_pass_rate 0.8 .. max_pass_rate 0.2", "difficulty={min_pass_rate: 0.8, max_pass_rate: 0.2}"),
         ("4 responses .. 0.3 .. 0.4", "difficulty={num_samples: 4, min_pass_rate: 0.3, max_pass_rate: 0.4}"),
         ("difficulty.policy: sft .. stage sft", "difficulty.policy=sft", *RL),
@@ -274,7 +275,6 @@ REFUSED = {
         ("budget.max_cost: teachers.r1.price is missing", taught(options=", budget: {max_cost: 1.0}"), AT),
         ("max_per_prompt 9 .. num_samples 4", taught(options=", keep: {max_per_prompt: 9}"), AT),
         ("teachers.r1: temperature 0 .. num_samples: 1", taught(", temperature: 0.0"), AT),
-        ("data.filters.difficulty .. synthesize", taught(), AT, "data.filters.difficulty=easy"),
         ("synthesize.rewrite .. environment", taught(), AT, "synthesize={prompts: all, rewrite: {}}",
          "environment={kind: guess_number}"),
         ("synthesize.teachers", "synthesize={teachers: {}}"),

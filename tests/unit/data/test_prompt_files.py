@@ -154,7 +154,7 @@ def test_other_columns_are_refused_with_the_line_of_fields_to_give(tmp_path: Pat
         load_file(write_rows(tmp_path / "d.jsonl", *[row] * 3))
 
 
-def test_data_exported_as_csv_is_read_again_with_its_uids(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+def test_exported_traces_are_read_again_and_no_confidential_one(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     text = 'A "quoted",\nlong' + "\u2028" + "line"
     turns = (Message("assistant", "call"), Message("tool", "2"), Message("assistant", "\\boxed{2}"))
     one = (Trace("\\boxed{1}", "r1", True, (-0.5, 0.0)),)
@@ -162,16 +162,16 @@ def test_data_exported_as_csv_is_read_again_with_its_uids(tmp_path: Path, capsys
         Prompt("u1", "d", (Message("system", "s"), Message("user", text)), "2", extra_info={"level": 3, "x": [text]}),
         Prompt("007", "", (Message("user", "b?"),), "1e5", one, grader="exact"),
         Prompt("u3", "d", (Message("user", "c?"),), "2", (Trace("call\n2\n\\boxed{2}", "r2", None, turns=turns),)),
-        Prompt("secret", "d", (Message("user", "d?"),), "2", extra_info={"confidential": True}),
+        Prompt("secret", "d", (Message("user", "d?"),), "2", one, extra_info={"confidential": True}),
     ]
     write_prompts(tmp_path / "d.parquet", prompts)
-    assert command.main(["export", str(tmp_path / "d.parquet"), str(tmp_path / "d.csv")]) == 0
+    assert command.main(["export", str(tmp_path / "d.parquet"), str(tmp_path / "all.parquet")]) == 0
     said = " ".join(capsys.readouterr().out.split())
-    assert "3 prompts with 2 traces (1 of r1, 1 of r2)" in said and "1 prompts are confidential" in said
-    assert load_file(tmp_path / "d.csv").prompts == prompts[:3]
-    by_r1 = ["export", str(tmp_path / "d.parquet"), str(tmp_path / "r1.csv"), "--author", "r1"]
+    assert "2 prompts with 2 traces (1 of r1, 1 of r2)" in said and "1 prompts are confidential" in said
+    assert load_file(tmp_path / "all.parquet").prompts == prompts[1:3]
+    by_r1 = ["export", str(tmp_path / "d.parquet"), str(tmp_path / "r1.parquet"), "--author", "r1"]
     assert command.main(by_r1) == 0
-    assert [prompt.uid for prompt in load_file(tmp_path / "r1.csv").prompts] == ["007"]
+    assert [prompt.uid for prompt in load_file(tmp_path / "r1.parquet").prompts] == ["007"]
     assert command.main(by_r1) == 2
 
 

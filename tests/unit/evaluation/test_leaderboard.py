@@ -1,6 +1,5 @@
 """The leaderboard: which rows there are, what they are called, who is compared with whom, and who is the best."""
 
-import json
 import re
 import shutil
 from pathlib import Path
@@ -12,7 +11,7 @@ from synthetic.pages import stands_alone
 
 from luffy.cli.main import main
 from luffy.errors import ConfigError
-from luffy.evaluation.across_runs.board import read_board, read_published
+from luffy.evaluation.across_runs.all_results import read_leaderboard, read_published
 from luffy.pipeline.manifest import collect_outputs, finished_manifest, write_manifest
 from luffy.pipeline.workspace import Workspace
 from luffy.report.leaderboard_page import accuracy_table, leaderboard_page
@@ -42,46 +41,35 @@ def alone(name: str, path: str):
 NAMES = {  # checkpoints by the key of their evaluation; runs, by what they evaluated and their overrides; names
     "several runs reused it": (
         {"b": "base", "r": "rl"}, [({"evaluate_base": "b", "evaluate_rl": "r"}, ())] * 3,
-        ["smoke · base", "smoke · luffy · RL step 6"],
+        ["smoke-3 · base", "smoke-3 · luffy · RL step 6"],
     ),
-    "what differs is said": (
+    "each is named by the run that made it": (
         {"x": "rl", "y": "rl", "z": "rl"},
         [({"evaluate_rl": "x"}, ("seed=1",)), ({"evaluate_rl": "y"}, ("seed=2", "rl.optimizer.lr=2e-3")),
          ({"evaluate_rl": "z"}, ("method=dapo",))],
-        ["smoke · dapo · RL step 6", "smoke · luffy · RL step 6 · seed=1, rl.optimizer.lr=0.001",
-         "smoke · luffy · RL step 6 · seed=2, rl.optimizer.lr=0.002"],
-    ),
-    # Difficulty chooses the prompts of RL alone; of the settings of RL, SFT knows nothing.
-    "what a checkpoint does not depend on tells no rows apart": (
-        {"sx": "sft", "sy": "sft", "rx": "rl", "ry": "rl"},
-        [({"evaluate_sft": f"s{key}", "evaluate_rl": f"r{key}"},
-          (f"difficulty.max_pass_rate={rate}", "difficulty.policy=sft")) for key, rate in (("x", 0.5), ("y", 0.75))],
-        ["smoke · SFT · transformers, float32, sx", "smoke · SFT · transformers, float32, sy",
-         *(f"smoke · luffy · RL step 6 · difficulty.max_pass_rate={rate}" for rate in (0.5, 0.75))],
+        ["smoke-1 · luffy · RL step 6", "smoke-2 · luffy · RL step 6", "smoke-3 · dapo · RL step 6"],
     ),
     "runs that are gone": (
         {"aaaaaaaaaa": "base", "bbbbbbbbbb": "base"}, [],
-        [f"base · transformers, float32, {weights * 8}" for weights in "ab"],
+        [f"{weights * 8}, transformers, float32 · base" for weights in "ab"],
     ),
-    "a model of a hub": (*alone("smoke", "Qwen/Qwen2.5-0.5B"), ["smoke · Qwen2.5-0.5B"]),
-    "a model of a workspace": (*alone("smoke", "/w/stages/rl/0f3a/model"), ["smoke · rl/0f3a"]),
-    "a model folder": (*alone("smoke", "/models/Mine"), ["smoke · Mine"]),
-    "a model without an experiment's file": (*alone("mine", "/models/Mine"), ["Mine"]),
+    "a model of a hub": (*alone("smoke", "Qwen/Qwen2.5-0.5B"), ["smoke-1 · Qwen2.5-0.5B"]),
+    "a model of a workspace": (*alone("smoke", "/w/stages/rl/0f3a/model"), ["smoke-1 · rl/0f3a"]),
+    "a model folder": (*alone("smoke", "/models/Mine"), ["smoke-1 · Mine"]),
     # In one table with models that were run here.
     "models behind an API": (
         {"local": "base", "low": "openai", "high": "openai"},
         [({"evaluate_base": "local"}, ()),
          *(({"evaluate_base": effort}, (*SERVED, f"model.endpoint.request.reasoning_effort={effort}"))
            for effort in ("low", "high"))],
-        ["smoke · base", *(f"smoke · org/gpt-x (API) · model.endpoint.request.reasoning_effort={effort}"
-                           for effort in ("high", "low"))],
+        ["smoke-1 · base", "smoke-2 · org/gpt-x (API)", "smoke-3 · org/gpt-x (API)"],
     ),
 }
 # fmt: on
 
 
 @pytest.mark.parametrize(("evaluations", "runs", "names"), NAMES.values(), ids=NAMES)
-def test_rows_are_called_by_their_run_and_by_what_tells_them_apart(workspace, evaluations, runs, names):
+def test_rows_are_called_by_their_newest_run(workspace, evaluations, runs, names):
     for number, (key, checkpoint) in enumerate(evaluations.items()):
         is_served = checkpoint == "openai"
         write_evaluation(
@@ -93,16 +81,17 @@ def test_rows_are_called_by_their_run_and_by_what_tells_them_apart(workspace, ev
         )
     for number, (evaluated, overrides) in enumerate(runs, 1):
         write_run(workspace, f"smoke-{number}", evaluated, *overrides)
-    (table,) = read_board(workspace).tables
-    assert sorted(row.name.text for row in table.rows) == names
+    (table,) = read_leaderboard(workspace).tables
+    assert sorted(row.model.text for row in table.rows) == names
     if len(runs) > len(evaluations):
-        assert table.rows[0].runs == ("smoke-1", "smoke-2", "smoke-3")
+        assert table.rows[0].model.runs == ("smoke-1", "smoke-2", "smoke-3")
+        assert accuracy_table(table).rows[0][2].plain == "smoke-3 and 2 more"
 
 
 def test_equal_weights_evaluated_again_are_one_row_and_the_newer_result_counts(workspace):
     write_evaluation(workspace, "old", {GREEDY: first(90), OTHER: first(5)}, model="m", day=1)
     write_evaluation(workspace, "new", {GREEDY: first(40)}, model="m", day=2)
-    (table,) = read_board(workspace).tables
+    (table,) = read_leaderboard(workspace).tables
     (row,) = table.rows
     found = {column.suite: (cell.row.accuracy, cell.evaluation) for column, cell in row.cells.items()}
     assert found == {"math": (0.4, "new"), "other": (0.05, "old")}
@@ -120,7 +109,7 @@ def test_the_last_step_of_a_sweep_is_the_runs_model_unless_that_has_the_best_wei
     outputs = collect_outputs(sweep, ["step_000006/results.json"])
     of_sweep = {"stage": "sweep", "key": "s", "settings": {"protocol": found.settings}, "outputs": outputs}
     write_manifest(sweep, found.model_copy(update={**of_sweep, "upstream": {"model": "r"}}))
-    (table,) = read_board(workspace).tables
+    (table,) = read_leaderboard(workspace).tables
     assert len(table.rows) == num_rows
 
 
@@ -134,12 +123,12 @@ EIGHT = {"evaluation": {"decodings": {"sampled": {"temperature": 0.6, "num_sampl
         (
             [((GREEDY, SAMPLED), {}), ((GREEDY,), LONG), ((GREEDY,), VLLM)],
             {
-                "greedy decoding, up to 1,024 tokens a response": ["e0", "e2"],
-                "temperature 0.6, up to 1,024 tokens a response": ["e0"],
-                "greedy decoding, up to 2,048 tokens a response": ["e1"],
+                "greedy: temperature 0.0, max_response_tokens 1024": ["e0", "e2"],
+                "sampled: temperature 0.6, max_response_tokens 1024": ["e0"],
+                "greedy: temperature 0.0, max_response_tokens 2048": ["e1"],
             },
         ),
-        # Tables whose protocols read the same say what differs.
+        # Tables with the same title say what differs.
         ([((SAMPLED,), {}), ((SAMPLED,), EIGHT)], {"num_samples: 4": ["e0"], "num_samples: 8": ["e1"]}),
     ],
 )
@@ -147,8 +136,8 @@ def test_protocols_are_never_in_one_table(workspace, evaluations, tables):
     for number, (cells, fields) in enumerate(evaluations):
         write_evaluation(workspace, f"e{number}", dict.fromkeys(cells, first(50 + number)), **fields)
     found = {
-        table.note or table.protocol.text: sorted(c.evaluation for row in table.rows for c in row.cells.values())
-        for table in read_board(workspace).tables
+        table.note or table.title: sorted(c.evaluation for row in table.rows for c in row.cells.values())
+        for table in read_leaderboard(workspace).tables
     }
     assert found == tables
 
@@ -169,7 +158,7 @@ def test_other_problems_references_and_graders_are_other_columns_and_another_pro
 ):
     for number, fields in enumerate(evaluations):
         write_evaluation(workspace, f"e{number}", {GREEDY: first(50 + number)}, model=f"m{number}", **fields)
-    tables = read_board(workspace).tables
+    tables = read_leaderboard(workspace).tables
     assert len(tables) == num_tables and sum(len(table.rows) for table in tables) == len(evaluations)
     for table in tables:
         assert len(table.columns) == num_columns
@@ -199,7 +188,7 @@ def test_the_best_is_marked_only_where_it_is_certainly_better(workspace, best, f
     write_evaluation(workspace, "a", dict.fromkeys(cells, best), problems=uids)
     write_evaluation(workspace, "b", dict.fromkeys(cells, following), problems=uids[::-1] if problems == 300 else uids)
     write_evaluation(workspace, "c", dict.fromkeys(cells, first(1)), problems=uids)
-    (table,) = read_board(workspace).tables
+    (table,) = read_leaderboard(workspace).tables
     found, is_clear = [each.comparison.paired for each in table.leads.values()], lead[1]
     assert [each.is_clear for each in table.leads.values()] == [is_clear] * suites
     assert lead[0] is None or {(paired.wins, paired.losses) for paired in found} == {lead[0]}
@@ -213,7 +202,7 @@ def test_the_best_is_marked_only_where_it_is_certainly_better(workspace, best, f
 def test_the_mean_is_over_all_suites_with_an_interval_narrower_than_theirs(workspace):
     write_evaluation(workspace, "a", {GREEDY: first(50), OTHER: first(30)})
     write_evaluation(workspace, "b", {GREEDY: first(90)})
-    (table,) = read_board(workspace).tables
+    (table,) = read_leaderboard(workspace).tables
     whole = next(row for row in table.rows if len(row.cells) == 2)
     mean = table.mean(whole)
     assert mean is not None and mean.value == pytest.approx(0.4)
@@ -229,8 +218,8 @@ def test_what_cannot_be_trusted_is_left_out_and_named(workspace):
     (write_evaluation(workspace, "running", {GREEDY: first(50)}) / "manifest.json").unlink()
     (write_evaluation(workspace, "older", {GREEDY: first(50)}) / "manifest.json").write_text('{"stage": "evaluate"}')
     write_evaluation(workspace, "earlier", {GREEDY: first(50)}, without="reason")
-    board = read_board(workspace)
-    assert [row.model for row in board.tables[0].rows] == ["good"]
+    board = read_leaderboard(workspace)
+    assert [row.model.identity[0] for row in board.tables[0].rows] == ["good"]
     assert {directory.name: reason for directory, reason in board.left_out.items()} == {
         "damaged": "samples.jsonl.zst is changed",
         "running": "not finished",
@@ -241,10 +230,10 @@ def test_what_cannot_be_trusted_is_left_out_and_named(workspace):
 
 def test_published_rows_stand_beside_their_own_benchmarks_and_are_never_compared(workspace):
     write_evaluation(workspace, "forty", {("amc", "sampled"): first(1)}, problems=[f"a{i}" for i in range(40)])
-    assert read_board(workspace).tables[0].references == ()
+    assert read_leaderboard(workspace).tables[0].references == ()
     problems = [f"a{i}" for i in range(30)]
     write_evaluation(workspace, "a", {("aime24", "sampled"): first(1)}, problems=problems, day=2)
-    (table,) = read_board(workspace).tables
+    (table,) = read_leaderboard(workspace).tables
     (column,) = (column for column in table.columns if column.suite == "aime24")
     found = {reference.row.name: reference.accuracies for reference in table.references}
     assert len(found) == 12
@@ -262,24 +251,25 @@ def test_a_published_table_with_a_mistake_names_file_and_row(tmp_path):
         read_published([wrong])
 
 
-def test_the_command_prints_the_table_and_writes_page_and_data_and_the_page_trusts_no_name(workspace, capsys):
+def test_the_command_prints_the_table_and_writes_the_page_which_trusts_no_name(workspace, capsys):
     hostile = "<script>alert(1)</script>"
     write_evaluation(workspace, "b", {(hostile, "greedy"): first(10)})
     write_evaluation(workspace, "r", {(hostile, "greedy"): first(60)}, checkpoint="rl")
     write_run(workspace, "smoke-1", {"evaluate_base": "b", "evaluate_rl": "r"})
     assert main(["show", "--leaderboard", "--workspace", str(workspace.root)]) == 0
     out = capsys.readouterr().out
-    assert re.search(r"RL step 6 +luffy +smoke +60\.0 ★", out)
+    assert re.search(r"RL step 6 +luffy +smoke-1 +60\.0 ★", out)
     page = workspace.root / "leaderboard.html"
     assert out.splitlines()[-1] == f"leaderboard: {page}"
-    for text in (page.read_text(), html(leaderboard_page(read_board(workspace), hostile))):
+    for text in (page.read_text(), html(leaderboard_page(read_leaderboard(workspace), hostile))):
         stands_alone(text)
         assert "★" in text and "&lt;script" in text
-    (table,) = json.loads((workspace.root / "leaderboard.json").read_text())["tables"]
-    best = table["rows"][0]
-    assert (best["method"], best["cells"][0]["accuracy"], best["cells"][0]["evaluation"]) == ("luffy", 0.6, "r")
-    lead = best["cells"][0]["lead"]
-    assert (lead["over"], lead["difference"], lead["is_clear"]) == ("smoke · base", 0.5, True)
+    (table,) = read_leaderboard(workspace).tables
+    best = table.rows[0].model
+    assert (best.experiment, best.method, best.checkpoint) == ("smoke", "luffy", "RL step 6")
+    ((column, lead),) = table.leads.items()
+    assert (lead.next.model.text, lead.comparison.paired.difference.value) == ("smoke-1 · base", 0.5)
+    assert lead.is_clear and table.rows[0].cells[column].evaluation == "r"
 
 
 def test_a_workspace_without_evaluations_is_a_mistake_of_one_line(workspace, capsys):

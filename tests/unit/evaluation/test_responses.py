@@ -7,6 +7,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+import luffy
 from luffy.cli import main as command
 from luffy.evaluation.results import EvaluationResults, read_evaluation
 
@@ -42,19 +43,6 @@ def verl(n: int, *answers: int, source: str = "aime", **extra: object) -> dict:
     }
 
 
-def harness(n: int, kind: str, *answers: int) -> dict:
-    return {
-        "doc_id": n, "doc": {"question": f"{n}?", "subject": "Algebra"}, "target": f"{n} = {n}\n#### {n}",
-        "arguments": {"gen_args_0": {"arg_0": f"Question: {n}?\nAnswer:", "arg_1": {"until": ["Q:"]}}},
-        "resps": [box(*answers)], "filtered_resps": [str(answers[0])], "filter": kind, "exact_match": 1.0,
-    }  # fmt: skip
-
-
-def details(n: int, *answers: int) -> dict:
-    doc = {"query": f"{n}?", "choices": [f"${n}$"], "gold_index": [0], "task_name": "lighteval|math_500|0"}
-    return {"doc": doc, "model_response": {"text": box(*answers), "input": "tokens"}, "metric": {"pass@1": 1.0}}
-
-
 def theirs(n: int, text: str) -> dict:
     return {"prompt": f"{n}?{THINK}", "generated_text": text, "answer": str(n)}
 
@@ -62,23 +50,6 @@ def theirs(n: int, text: str) -> dict:
 FILES = {
     # name: (rows, suite, problems, responses a problem, accuracy)
     "main_eval.parquet": ([verl(1, 1, 1, 3), verl(2, 2, 3, 4)], "aime", 2, 3, 0.5),
-    "samples_gsm8k_2026-01-01T00-00-00.1.jsonl": (
-        [harness(n, kind, n) for n in (1, 2) for kind in ("strict-match", "flexible-extract")], "gsm8k", 2, 1, 1.0
-    ),
-    "details_x_2026-01-01T00-00-00.1.parquet": (
-        [details(1, 1, 2), details(2, 1, 1)], "lighteval_math_500_0", 2, 2, 0.25
-    ),
-    "details_roots_2026-01-01T00-00-00.parquet": (  # each of its choices is accepted
-        [{"doc": {"query": f"{n}?", "choices": [f"{n}", f"-{n}", "0"], "gold_index": [0, 1], "task_name": "roots"},
-          "model_response": {"text": box(-n, n, 0)}} for n in (1, 2)], "roots", 2, 3, 2 / 3
-    ),
-    "golds.parquet": (
-        [{"full_prompt": f"{n}?", "gold": [str(n), f"-{n}"], "predictions": box(-n)} for n in (1, 2)],
-        "golds", 2, 1, 1.0,
-    ),
-    "older_details.parquet": (
-        [{"full_prompt": f"{n}?", "gold": [str(n)], "predictions": box(n)} for n in (1, 2)], "older_details", 2, 1, 1.0
-    ),
     "luffy.decoded.jsonl": (
         # `<think>` is opened by their prompt; repeated problems are joined, and a thought that never ends is no answer.
         [
@@ -87,7 +58,10 @@ FILES = {
         ],
         "luffy.decoded", 2, 2, 0.5,
     ),
-    "mine.jsonl": ([{"problem": f"{n}?", "answer": n, "response": box(n)[0]} for n in range(5)], "mine", 5, 1, 1.0),
+    "mine.jsonl": (
+        [{"problem": f"{n}?", "answer": n, "response": box(n)[0], "subject": "Algebra"} for n in range(5)],
+        "mine", 5, 1, 1.0,
+    ),
 }  # fmt: skip
 
 
@@ -98,7 +72,7 @@ def test_a_file_of_another_system_is_graded(tmp_path: Path, name: str) -> None:
     (row,) = results.rows
     assert (row.suite, row.num_problems, row.num_samples) == (suite, num_problems, num_samples)
     assert row.accuracy == pytest.approx(accuracy) and row.interval[0] <= accuracy <= row.interval[1]
-    assert row.by_subject.keys() == ({"Algebra"} if suite == "gsm8k" else set())
+    assert row.by_subject.keys() == ({"Algebra"} if suite == "mine" else set())
 
 
 def test_the_result_is_found_by_all_that_look_for_evaluations(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
@@ -116,9 +90,10 @@ def test_the_result_is_found_by_all_that_look_for_evaluations(tmp_path: Path, ca
     capsys.readouterr()
     assert command.main(["show", "--leaderboard", *workspace]) == 0
     shown = capsys.readouterr().out
-    assert "Sampled elsewhere" in shown and shown.index("strong") < shown.index("weak") and "left out" not in shown
+    assert "elsewhere; 95 %" in shown and shown.index("strong") < shown.index("weak") and "left out" not in shown
     assert command.main(["show", "org-strong", *workspace]) == 0
     assert "100.0" in capsys.readouterr().out
+    assert luffy.load_results(tmp_path / "ws")["temperature"].isna().all()
     stages = [str(tmp_path / f"ws/runs/org-{name}-1/stages/evaluate_responses") for name in ("weak", "strong")]
     assert command.main(["diff", *stages]) == 0
     assert command.main(["rescore", stages[0], "--grader", "math_strict"]) == 0
@@ -148,6 +123,7 @@ def test_an_experiment_says_how_to_grade(tmp_path: Path) -> None:
         ([{**verl(1, 1), "reward_model": {"style": "me", "ground_truth": "1"}}], "row 1, field reward_model.style: me"),
         ([verl(1, 1), verl(2, 2), verl(3, 3, 3)], "row 3: 2 responses, where most problems of aime have 1"),
         ([verl(1, 1), {**verl(1, 1), "reward_model": {"ground_truth": "2"}}], "row 2: another reference answer than"),
+        *(([{**verl(1, 1), name: {}}], f"row 1, field {name}: files of other harnesses") for name in ("doc", "resps")),
         ([], ": no row"),
     ],
 )

@@ -16,7 +16,7 @@ import luffy
 from luffy.errors import DataError, LuffyError
 from luffy.evaluation import sample_files
 from luffy.evaluation.changes import find_changes
-from luffy.evaluation.results import EvaluationResults, FormCounts, SamplingProtocol, read_results, write_results
+from luffy.evaluation.results import EvaluationResults, read_results, write_results
 from luffy.evaluation.sample_files import (
     SAMPLES_FILE,
     SampleRecord,
@@ -72,17 +72,6 @@ def test_a_row_says_what_its_interval_is_and_which_answer_wins():
     assert result_row(records[:1], 0.95).maj_at_k == {}
 
 
-def test_two_graders_are_compared_on_the_same_responses():
-    twice = replace(RECORD, grader="math", second_grader="math_strict", second_outcome="correct")
-    verdicts = [(True, "correct"), (True, "wrong"), (True, "unparsable"), (False, "correct"), (False, "no_answer")]
-    records = [replace(twice, uid=str(i), correct=a, second_outcome=b) for i, (a, b) in enumerate(verdicts)]
-    agreement = result_row(records, 0.95).agreement
-    assert agreement is not None
-    assert (agreement.first, agreement.second, agreement.share) == ("math", "math_strict", 0.4)
-    assert (agreement.only_first, agreement.only_second, agreement.second_accuracy) == (2, 1, 0.4)
-    assert result_row([RECORD], 0.95).agreement is None
-
-
 def test_a_multiple_choice_score_comes_with_what_guessing_gives():
     said = [("correct", 4), ("no_answer", 4), ("unparsable", 2), ("wrong", 2)]
     records = [
@@ -108,33 +97,6 @@ def test_subjects_and_levels_are_rows_of_their_own_where_every_problem_has_one()
     assert result_row([*records, replace(RECORD, uid="x")], 0.95).by_subject == {}
 
 
-R1_ZERO, LUFFY = "<think>2</think> <answer>1</answer>", "<think>2</think> It is \\boxed{1}."
-SIX = [(R1_ZERO, True), (R1_ZERO, False), (R1_ZERO, False), (LUFFY, True), ("1", True), ("1", False)]
-
-
-@pytest.mark.parametrize(
-    ("template", "texts", "counts"),
-    [
-        ("r1_zero", SIX, ("r1_zero", 1, 2, 2, 1)),
-        ("luffy_think", SIX, ("luffy", 2, 2, 1, 1)),
-        ("r1_zero", SIX[4:5], ("r1_zero", 0, 0, 1, 0)),
-        # Under another template, for the strictest form that occurs.
-        ("own", SIX, ("r1_zero", 1, 2, 2, 1)),
-        ("own", SIX[3:4], ("luffy", 1, 0, 0, 0)),
-        ("own", SIX[4:5], None),
-    ],
-)
-def test_responses_are_counted_by_answer_and_by_the_form_that_the_template_asks_for(template, texts, counts):
-    """Right and wrong ones in the form, right and wrong ones otherwise."""
-    records = [replace(RECORD, uid=str(i), response=text, correct=right) for i, (text, right) in enumerate(texts)]
-    protocol = SamplingProtocol(
-        template=template, temperature=0.0, top_p=1.0, max_response_tokens=9, stop=(), engine="vllm"
-    )
-    names = ("form", "right_in_form", "wrong_in_form", "right_otherwise", "wrong_otherwise")
-    expected = None if counts is None else FormCounts(**dict(zip(names, counts, strict=True)))
-    assert result_row(records, 0.95, protocol).form == expected
-
-
 # Files of results and of graded responses: compressed, joined by their bytes, read one by one, and never half there.
 
 RECORDS = [sample_record("s", f"p{i}", prompt="p\n", response=f"{i}\u2028" * 200) for i in range(50)]
@@ -150,14 +112,18 @@ def test_results_are_read_as_they_were_written_and_one_of_another_kind_is_named(
     results = EvaluationResults(checkpoint="rl", confidence=0.9, rows=(result_row([RECORD], 0.9),))
     write_results(tmp_path / "results.json", results)
     assert read_results(tmp_path / "results.json") == results
+    former = results.model_dump(mode="json")
+    former["rows"][0] |= {"agreement": {"first": "math", "second": "math_strict", "share": 1.0}, "form": None}
+    (tmp_path / "results.json").write_text(json.dumps(former))
+    assert read_results(tmp_path / "results.json") == results, "an earlier version compared two graders, too"
     (tmp_path / "results.json").write_text("{}")
     with pytest.raises(LuffyError, match=r"results\.json: not the results"):
         read_results(tmp_path / "results.json")
 
 
-def test_records_of_an_earlier_version_are_read_and_what_they_lack_is_not_made_up(tmp_path):
-    values = json.loads(record_line(RECORD))
-    later = ("grader", "second_grader", "second_outcome", "subject", "level", "num_options", "confidential")
+def test_records_of_an_earlier_version_are_read_with_more_or_fewer_fields_and_nothing_made_up(tmp_path):
+    values = json.loads(record_line(RECORD)) | {"second_grader": "math_strict", "second_outcome": "wrong"}
+    later = ("grader", "subject", "level", "num_options", "confidential")
     assert parse_record(json.dumps({name: value for name, value in values.items() if name not in later})) == RECORD
     with pytest.raises(KeyError, match="seed"):
         parse_record(json.dumps({name: value for name, value in values.items() if name != "seed"}))

@@ -319,7 +319,7 @@ def test_a_stage_that_has_begun_is_not_replaced_nor_a_report_adopted_that_lacks_
     begin(begun.plan_node("prepare_data"), steps=2)
     assert (begun.adopt("prepare_data"), begun.plan_node("prepare_data").step) == (None, 2)
     manifest = read_manifest(folder(old, "report"))
-    fewer = tuple(output for output in manifest.outputs if output.path != "report.md")
+    fewer = tuple(output for output in manifest.outputs if output.path != "report.html")
     write_manifest(folder(old, "report"), manifest.model_copy(update={"outputs": fewer}))
     experiment = opened(code=NEW)
     assert [node.name for node in experiment.nodes if experiment.adopt(node.name) is None] == ["report"]

@@ -8,16 +8,15 @@ from pathlib import Path
 import pytest
 
 from luffy.errors import DataError
-from luffy.evaluation.second_grades import ResponseGrades
 from luffy.grading.request import Grade
 from luffy.stages.answers import store as module
 from luffy.stages.answers.store import AnswerStore, ModelAnswer
 from luffy.types import FinishReason, Message, Outcome
 
-GRADES = ResponseGrades("math", Grade(Outcome.WRONG, "1/3", "other value"), Grade(Outcome.NO_ANSWER))
+GRADE = Grade(Outcome.WRONG, "1/3", "other value")
 EPISODE = ModelAnswer(
     "guess\u2028 3", 4, FinishReason.TURNS, "", (Message("assistant", "3"), Message("tool", "higher")), {"turns": 1.0},
-    (-0.1, -1e-300), 7, "a fault", GRADES,
+    (-0.1, -1e-300), 7, "a fault", GRADE, "math",
 )  # fmt: skip
 
 
@@ -42,7 +41,7 @@ def test_a_kill_at_any_byte_leaves_whole_batches_and_the_rest_is_added_as_before
     batches = [
         {"k1": answer("one\n\n\u2028"), "k2": EPISODE},
         {"k3": answer("zwölf"), "k4": answer("", FinishReason.FAILED)},
-        {"k5": ModelAnswer(None, 4, FinishReason.LENGTH, grades=GRADES)},
+        {"k5": ModelAnswer(None, 4, FinishReason.LENGTH, grade=GRADE, grader="math")},
     ]
     ends = [len(stored(path, batch)) for batch in batches]
     whole = path.read_bytes()
@@ -57,6 +56,12 @@ def test_a_kill_at_any_byte_leaves_whole_batches_and_the_rest_is_added_as_before
         assert {key: store[key] for batch in batches for key in batch} == {k: v for b in batches for k, v in b.items()}
         store.close()
         assert path.read_bytes() == whole
+
+
+def test_an_answer_that_an_earlier_version_graded_twice_has_its_first_grade(path):
+    line = stored(path, {"k": EPISODE})
+    path.write_bytes(line.replace(b'"grade":', b'"second": ["no_answer", null, ""], "grade":'))
+    assert AnswerStore(path)["k"] == EPISODE
 
 
 def test_a_lone_surrogate_is_replaced(path):
@@ -108,7 +113,7 @@ def test_a_batch_that_fails_leaves_those_before_and_after(path, monkeypatch):
 def test_answers_of_other_stages_are_adopted_and_those_that_did_not_come_are_not(tmp_path, path):
     other = tmp_path / "other.jsonl"
     failed, refused = answer("", FinishReason.FAILED), answer("", FinishReason.REFUSED)
-    graded = ModelAnswer("", 0, FinishReason.ENVIRONMENT_ERROR, grades=GRADES)
+    graded = ModelAnswer("", 0, FinishReason.ENVIRONMENT_ERROR, grade=GRADE, grader="math")
     stored(other, {"k1": answer("one"), "k2": failed, "k3": refused, "k4": graded, "k5": answer("not wanted")})
     store = AnswerStore(path, [tmp_path / "missing.jsonl", other])
     assert not store.has_answered("a")

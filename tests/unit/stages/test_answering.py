@@ -42,7 +42,6 @@ from luffy.config.settings import BaseSettings, StageSettings, SweepSettings
 from luffy.data.parquet import write_prompts
 from luffy.errors import ClusterError, ConfigError, DataError, LostError
 from luffy.evaluation.sample_files import SAMPLES_FILE, read_samples_of
-from luffy.evaluation.second_grades import ResponseGrades
 from luffy.grading.request import Grade
 from luffy.pipeline.reuse import COMPLETE_FILE
 from luffy.rollout.transformers_engine import TransformersEngine
@@ -381,9 +380,9 @@ def test_an_evaluation_that_does_not_count_is_not_taken_from(inputs, whole, work
 def test_what_an_evaluation_has_begun_itself_is_kept_and_the_rest_adopted(inputs, workspace):
     own = workspace / "second"
     own.mkdir()
-    grade = ResponseGrades("math", Grade(Outcome.WRONG, "5"), None)
+    answer = ModelAnswer("it is 5", 4, FinishReason.STOP, grade=Grade(Outcome.WRONG, "5"), grader="math")
     store = AnswerStore(own / "answers.jsonl")
-    store.add([(sample_key("longer", "greedy", "p0", 0), ModelAnswer("it is 5", 4, FinishReason.STOP, grades=grade))])
+    store.add([(sample_key("longer", "greedy", "p0", 0), answer)])
     store.close()
     assert attempt("evaluate", own, inputs, confidence=0.8).asked == []
     first, *others = read_samples_of(own)

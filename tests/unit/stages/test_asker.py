@@ -93,9 +93,8 @@ FORMAT = {"suites": {"sums": SuiteConfig(grader=FormatGrader())}}
       "correct": True, "reason": "the same text or number", "finish_reason": "stop"}),
     ({}, "<think>1 + 1", {"answer": None, "outcome": "no_answer", "reason": "the reasoning is not closed"}),
     ({}, "1 " * 40, {"finish_reason": "length", "num_tokens": 32}),
-    # Mathematics gets a second opinion, and nothing else does.
-    ({}, "\\boxed{1.0}", {"grader": "math", "second_grader": "math_strict", "second_outcome": "correct"}),
-    (FORMAT, "<think>1</think>2", {"grader": "format", "outcome": "correct", "second_grader": None}),
+    ({}, "\\boxed{1.0}", {"grader": "math", "outcome": "correct"}),
+    (FORMAT, "<think>1</think>2", {"grader": "format", "outcome": "correct"}),
     # A response ends behind the first stop text, whether the engine looked for it or not, and is not cut off.
     ({"stop": ("reverse", " 3")}, "\\boxed{1} 2 3 4 reverse 5",
      {"response": "\\boxed{1} 2 3", "finish_reason": "stop", "correct": True}),

@@ -253,8 +253,8 @@ def test_each_step_is_what_its_model_gets_alone_and_one_engine_serves_all(tmp_pa
     assert read_results(out / "step_000040" / "results.json").checkpoint == "step 40"
     assert f"accuracy/hot/1/base/{STEPS[0]}" in result.metrics and len(result.metrics) == 8
     html = (out / "curve.html").read_text()
-    assert "step 20 → 40" in html and not any(mark in html for mark in ("<script", "<link", "<img", "@import"))
-    assert "| step 20 → 40 |" in (out / "curve.md").read_text()
+    assert "step 20 → 40" in html and not any(mark in html for mark in ("<script", "<link", "@import"))
+    assert "| step 20 → 40 |" in (out / "summary.md").read_text()
     assert not (out / "swap").exists()
 
 

@@ -171,9 +171,8 @@ CASES = {  # rows, settings, what is left in each file, what the card says of th
         {"train": {"A?": [], "B?": [], "C?": [boxed("Well,")], "D?": [boxed("Late.")]}},
         {"remarks": {"all_traces_rejected": 2, "no_trace_given": 1}, "rejected_traces": {"trace_wrong": 2}},
     ),
-    "difficulty and correctness are those of all merged traces": (
-        one_trace(("A?", STEPS), ("B?", STEPS), ("A?", boxed("short")), ("B?", WRONG)),
-        {**UNVERIFIED, "filters": {"difficulty": "easy", "difficulty_boundary_tokens": 20}},
+    "correctness is that of all merged traces": (
+        one_trace(("A?", STEPS), ("B?", STEPS), ("A?", boxed("short")), ("B?", WRONG)), UNVERIFIED,
         {"train": {"A?": [STEPS, boxed("short")], "B?": [STEPS, WRONG]},
          "sft": {"A?": [STEPS, boxed("short")], "B?": [STEPS]}},
         {"folded": 2},

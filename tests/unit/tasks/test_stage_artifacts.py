@@ -67,7 +67,7 @@ def test_the_table_of_metrics_has_the_newest_step_an_earlier_one_and_the_first(c
 
 @pytest.mark.parametrize(("stage", "file"), [("report", "report"), ("evaluate_sft", "summary"), ("sweep", "curve")])
 def test_a_stage_with_a_page_shows_its_text_and_names_the_one_with_the_plots(tmp_path, stage, file):
-    (tmp_path / f"{file}.md").write_text("# smoke")
+    (tmp_path / "summary.md").write_text("# smoke")
     (tmp_path / f"{file}.html").write_text("<svg>")
     node = SimpleNamespace(name=stage, stage=stage.partition("_")[0])
     page = stage_page(SimpleNamespace(directory=tmp_path, node=node)).data
