@@ -129,10 +129,9 @@ class RayCluster:
         )
         # Shorter than the time limit of the ranks' call, or a hanging engine would be reported as a hanging rank.
         timeout_s = min(self._config.call_timeout_s / 4, _SEND_TIMEOUT_S)
-        workers = self._spec.execution.vllm.tensor_parallel_size
         sent = self._ranks.call(
             send_weights,
-            [([engines[i].handle for i in own], self._published, timeout_s, way, workers) for own in served],
+            [([engines[i].handle for i in own], self._published, timeout_s, way) for own in served],
         )
         for of_rank in sent:
             if of_rank.refusal is not None and self._way != "object_store":

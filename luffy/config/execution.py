@@ -20,7 +20,7 @@ from luffy.config.strict import PositiveShare, StrictModel
 
 LOWEST_VLLM_TEMPERATURE = 0.01
 """vLLM samples at this temperature when a request has a lower one that is not 0."""
-WeightTransfer = Literal["object_store", "broadcast", "ipc"]
+WeightTransfer = Literal["object_store", "ipc"]
 AttentionKind = Literal["sdpa", "flash_attention_2", "flash_attention_3", "flex"]
 
 
@@ -77,9 +77,8 @@ class RayConfig(StrictModel):
     placement: Literal["colocated", "disaggregated"] = "disaggregated"
     """`disaggregated`: trainer and engines have their own GPUs. `colocated`: they share them in turn."""
     weight_transfer: WeightTransfer | None = None
-    """How the policy's weights reach the engines. `object_store`: through CPU memory and Ray's object store.
-    `broadcast`: from rank 0 straight to the workers of all engines, over NCCL on GPUs and gloo on CPUs. `ipc`: each
-    engine copies from the memory of the colocated rank, on their GPU. None: `ipc` where colocated, else
+    """How the policy's weights reach the engines. `object_store`: through CPU memory and Ray's object store. `ipc`:
+    each engine copies from the memory of the colocated rank, on their GPU. None: `ipc` where colocated, else
     `object_store`."""
     dashboard: bool = False
     """Start Ray's dashboard, on the loopback address (needs `pip install 'ray[default]'`)."""
@@ -258,15 +257,10 @@ class ExecutionConfig(StrictModel):
                 f"ray.placement: colocated puts one engine beside each trainer rank: set ray.engines to "
                 f"{self.ray.trainer_ranks} and vllm.tensor_parallel_size to 1, or use disaggregated"
             )
-        if self.ray.placement == "colocated" and self.ray.weight_transfer == "broadcast":
-            yield (
-                "ray.weight_transfer: broadcast needs engines on GPUs of their own (NCCL takes one process per GPU), "
-                "and ray.placement: colocated puts them on the ranks' GPUs; use ipc or disaggregated"
-            )
         if self.ray.placement == "disaggregated" and self.ray.weight_transfer == "ipc":
             yield (
                 "ray.weight_transfer: ipc needs engines on the ranks' GPUs, and ray.placement: disaggregated gives "
-                "them others; use broadcast, object_store or colocated"
+                "them others; use object_store or colocated"
             )
 
 

@@ -18,7 +18,6 @@ import torch.distributed as dist
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from luffy.broadcast_group import BroadcastGroup
 from luffy.config.execution import ExecutionConfig
 from luffy.config.group import AdvantageConfig, GeneralizedAdvantage
 from luffy.config.objective import ObjectiveConfig
@@ -228,10 +227,6 @@ class TrainerRank:
         self._learner = _learner(spec)
         self.version = 0
         """Number of RL steps that the current weights were trained for."""
-        self.broadcast_group: BroadcastGroup | None = None
-        """The group in which rank 0 sends its weights to the engines, once formed."""
-        self.broadcast_failures = 0
-        """How often in a row none formed although all engines lived."""
         self._checkpoints = CheckpointStore(spec.out, spec.execution.checkpoint.keep)
 
     @property

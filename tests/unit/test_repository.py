@@ -22,7 +22,7 @@ TESTS = ROOT / "tests"
 # Packages import only lower layers and no private names of others; names of classes and modules are unique.
 
 GROUND = (
-    "config errors types broadcast_group tensor_sharing seeds files confidential processes stop_request http_client "
+    "config errors types tensor_sharing seeds files confidential processes stop_request http_client "
     "import_paths json_text library_loading markdown_text model_shape sandbox"
 )
 LAYERS = (

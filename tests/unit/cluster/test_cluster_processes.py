@@ -20,7 +20,6 @@ from support.refusals import refused
 from synthetic.settings import rl_settings
 
 from luffy.cluster import ray_engine
-from luffy.cluster import weights as sending
 from luffy.cluster.actors import EngineActor, ProcessSetup
 from luffy.cluster.local import LocalCluster, RanksEngine
 from luffy.cluster.ray_engine import RayEngine, shares
@@ -202,17 +201,6 @@ def test_buckets_hold_the_weights_in_order_up_to_their_size(counts, expected):
         found.append([name for name, _ in bucket])
         assert len(asked) <= sum(map(len, found)) + 1
     assert found == expected
-
-
-def test_a_group_for_broadcasts_that_fails_once_is_tried_again_and_twice_is_an_error(monkeypatch, caplog):
-    """Where all engines live: once may be a busy machine, and that update goes through the object store."""
-    monkeypatch.setattr(sending.ray.util, "get_node_ip_address", lambda: "192.0.2.1")  # nobody's address
-    monkeypatch.setattr(sending, "_all_answer", lambda engines, timeout_s: True)
-    rank = SimpleNamespace(broadcast_group=None, broadcast_failures=0)
-    assert sending._group(rank, [], num_receivers=1, timeout_s=4.0) is None
-    assert "192.0.2.1 cannot be reached" in caplog.text and "the object store is used" in caplog.text
-    with pytest.raises(ClusterError, match=r"weight_transfer: broadcast: .* twice .* use object_store"):
-        sending._group(rank, [], num_receivers=1, timeout_s=4.0)
 
 
 def test_an_engine_beside_a_rank_loads_its_model_once_the_device_is_free(monkeypatch, tmp_path):

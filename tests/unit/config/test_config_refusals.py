@@ -145,8 +145,8 @@ REFUSED = {
         ("ray.placement: colocated .. ray.engines to 1", *RL, RAY, "execution.ray={engines: 2, placement: colocated}"),
         ("ray.placement: colocated .. tensor_parallel_size to 1", *RL, RAY, "execution.ray.placement=colocated",
          TWO_GPUS),
-        ("ray.weight_transfer: broadcast .. ray.placement: colocated", *RL, RAY,
-         "execution.ray={placement: colocated, weight_transfer: broadcast}"),
+        ("ray.weight_transfer: broadcast is gone .. object_store .. ipc", *RL, RAY,
+         "execution.ray.weight_transfer=broadcast"),
         ("ray.weight_transfer: ipc .. ray.placement: disaggregated", *RL, RAY, "execution.ray.weight_transfer=ipc"),
     ]),
     "staleness": (SMOKE, [
