@@ -14,7 +14,7 @@ from luffy.config.execution import WeightTransfer
 from luffy.rollout.engine import RolloutEngine
 from luffy.rollout.server_engine import ServerEngine
 from luffy.training.learner import Trainer, TrainerRank, TrainerSpec
-from luffy.training.ranks import ShardRanks, call_everywhere
+from luffy.training.ranks import call_everywhere
 
 logger = logging.getLogger(__name__)
 _UPDATE_THREADS = 3
@@ -90,7 +90,7 @@ class RayCluster:
             sharing = self._engines if share_gpus else None
             self.in_turn = RanksInTurn(self._ranks, round(places.total("GPU")), sharing)
             """All ranks, for calls that may need the GPUs of engines."""
-            self.trainer = Trainer(spec.settings, ShardRanks(self.in_turn, spec.execution.sequence_parallel))
+            self.trainer = Trainer(spec.settings, self.in_turn)
             self._stack = self._stack.pop_all()
         return self
 

@@ -152,12 +152,8 @@ class ExecutionConfig(StrictModel):
     compile: bool | None = None
     """Compile the decoder layers of the models in training, except for their attention, and the output head's passes
     over logits (torch.compile). Takes up to a minute at the start of a stage, less when it was compiled before; needs a
-    C++ compiler, and changes only the last bits of floats. The embedded engine generates without it. Not for ZeRO 3,
-    `sequence_parallel` or `flex`. None: on a GPU where it works, in stages long enough to repay it."""
-    sequence_parallel: PositiveInt = 1
-    """Trainer ranks that share the tokens of each sequence, for sequences too long for one GPU: a rank keeps only the
-    activations of its slice (DeepSpeed Ulysses, arXiv 2309.14509). Must divide `ray.trainer_ranks` and the
-    model's number of attention heads. `cluster: ray` only."""
+    C++ compiler, and changes only the last bits of floats. The embedded engine generates without it. Not for ZeRO 3
+    or `flex`. None: on a GPU where it works, in stages long enough to repay it."""
     zero_stage: Literal[0, 1, 2, 3] = 0
     """DeepSpeed ZeRO stage. 3 also shards frozen models, and no rank loads or trains a model whole."""
     offload_optimizer: bool = False
@@ -223,7 +219,6 @@ class ExecutionConfig(StrictModel):
         """The setting that `compile` does not support; None: there is none."""
         uncompiled = {
             "zero_stage: 3": self.zero_stage == 3,
-            f"sequence_parallel: {self.sequence_parallel}": self.sequence_parallel > 1,
             "attention: flex": self.attention == "flex",
             # torch's compiler makes code for the instructions of the CPU at hand.
             "cpu_instructions: avx2": self.cpu_instructions == "avx2",
@@ -240,16 +235,6 @@ class ExecutionConfig(StrictModel):
             )
         if self.compile and self.uncompiled_with is not None:
             yield f"compile: true does not support {self.uncompiled_with}; use compile: false or another setting"
-        if self.ray.trainer_ranks % self.sequence_parallel:
-            yield (
-                f"sequence_parallel: {self.sequence_parallel} does not divide ray.trainer_ranks: "
-                f"{self.ray.trainer_ranks}, the ranks of cluster: ray that share sequences; set ray.trainer_ranks to a "
-                "multiple of it"
-            )
-        if self.sequence_parallel > 1 and self.attention != "sdpa":
-            yield (
-                f"sequence_parallel: {self.sequence_parallel} does not support attention: {self.attention}; use sdpa"
-            )
         if self.ray.placement == "colocated" and (
             self.ray.engines != self.ray.trainer_ranks or self.vllm.tensor_parallel_size > 1
         ):

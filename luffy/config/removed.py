@@ -15,7 +15,11 @@ class Removed(NamedTuple):
     """What to do now."""
 
 
-REMOVED: Mapping[str, Removed] = {}
+REMOVED: Mapping[str, Removed] = {
+    "sequence_parallel": Removed(
+        1, "every rank has whole sequences: use gradient_checkpointing, zero_stage: 3 or a lower micro_batch_tokens"
+    ),
+}
 """By the field's own name."""
 REMOVED_VALUES: Mapping[tuple[str, str], str] = {
     ("weight_transfer", "broadcast"): "use object_store, or ipc with ray.placement: colocated",

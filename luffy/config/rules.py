@@ -488,8 +488,3 @@ def _of_model(config: "ExperimentConfig", rl: RLConfig | None) -> Iterator[str]:
                 f"execution.zero_stage: 3 shares weights among ranks, and each of execution.ranks: {execution.ranks} "
                 "generates on its own; use 0, 1 or 2, or cluster: ray"
             )
-    if execution.sequence_parallel > 1 and config.cluster == "local":
-        yield (
-            f"execution.sequence_parallel: {execution.sequence_parallel} needs as many ranks, and cluster: local "
-            "gives every rank whole sequences; use cluster: ray, or remove it"
-        )

@@ -157,12 +157,6 @@ def _heads_not_divided(placement: _Placement) -> Iterator[str]:
             f"execution.vllm.tensor_parallel_size: {ways} does not divide the model's {heads} attention heads (with "
             f"{kv_heads} of keys and values); allowed are {', '.join(map(str, by_engine))}"
         )
-    ways = execution.sequence_parallel
-    if placement.trains_on_ray and ways not in by_rank:
-        yield (
-            f"execution.sequence_parallel: {ways} does not divide the model's {heads} attention heads; allowed are "
-            f"{', '.join(map(str, by_rank))}"
-        )
 
 
 def _too_full(placement: _Placement) -> Iterator[str]:

@@ -23,7 +23,7 @@ from luffy.cluster import ray_engine
 from luffy.cluster.actors import EngineActor, ProcessSetup
 from luffy.cluster.local import LocalCluster, RanksEngine
 from luffy.cluster.ray_engine import RayEngine, shares
-from luffy.cluster.ray_session import Place, by_machine, layout, layout_apart
+from luffy.cluster.ray_session import Place, layout, layout_apart
 from luffy.cluster.supervision import Member, MemberDied, Supervisor
 from luffy.cluster.weights import buckets
 from luffy.config.execution import ExecutionConfig, RayConfig, VLLMConfig
@@ -147,14 +147,6 @@ def test_every_process_has_a_place_in_a_bundle(wanted, bundles, ranks, engines):
     first = 0 if len(ranks) == len(bundles) else len(ranks)
     assert wanted.ranks == [Place(place, cpus=1, gpus=gpus) for place, gpus in enumerate(ranks)]
     assert wanted.engines == [Place(place, cpus=1, gpus=gpus) for place, gpus in enumerate(engines, start=first)]
-
-
-def test_ranks_that_share_sequences_are_on_one_machine():
-    places = [Place(bundle, cpus=1, gpus=1) for bundle in range(4)]
-    ordered = by_machine(places, {0: "b", 1: "a", 2: "b", 3: "a"}, together=2)
-    assert [place.bundle for place in ordered] == [1, 3, 0, 2]
-    with pytest.raises(ClusterError, match=r"sequence_parallel: 2 ranks share each sequence .* placed some .* on 2;"):
-        by_machine(places, {0: "a", 1: "a", 2: "a", 3: "b"}, together=2)
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,6 @@ NO_URLS = "execution.server.urls: missing .. "
 COLDEST = " .. lowest sampling temperature .. 0.01"
 SFT_BY_VLLM = (SFT, "sft.validation={every: 2, suites: [longer]}", "sft.engine=vllm")
 HALF = ("model.dtype=bfloat16", "execution.zero_stage=1")
-SHARED = ("execution.sequence_parallel=2", "execution.ray.trainer_ranks=2")
 COMPILED = "execution.compile=true"
 LORA = "model.lora={rank: 4, alpha: 8}"
 NO_TRAINING = "data.train=null"
@@ -72,10 +71,7 @@ REFUSED = {
         ("flash_attention_2 .. model.dtype: float32", "execution.attention=flash_attention_2"),
         ("flash_attention_3 .. model.dtype: float32", "execution.attention=flash_attention_3"),
         ("execution.attention .. sdpa .. found 'flash'", "execution.attention=flash", *HALF),
-        ("sequence_parallel: 2 .. ray.trainer_ranks: 1", SHARED[0]),
-        ("execution.sequence_parallel: 2 .. cluster: local", *SHARED),
-        ("sequence_parallel: 2 .. flash_attention_2", *SHARED, "execution.attention=flash_attention_2", *HALF),
-        ("compile: true .. sequence_parallel: 2", *SHARED, COMPILED),
+        ("execution.sequence_parallel: is gone .. zero_stage: 3", "execution.sequence_parallel=2"),
         ("compile: true .. zero_stage: 3", "execution.zero_stage=3", COMPILED),
         ("compile: true .. cpu_instructions: avx2", "execution.cpu_instructions=avx2", COMPILED),
         ("compile: true .. attention: flex", "execution.attention=flex", COMPILED),

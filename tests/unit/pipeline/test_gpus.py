@@ -190,7 +190,6 @@ NO_FLASH = "execution.attention: flash_attention_2 needs a GPU ... use sdpa"
         (SEVEN_B, NODE, [f"{MICRO}=262144"], [f"lower {MICRO}"]),
         (SEVEN_B, [], [f"{TENSOR}=3", SPLIT], [f"tensor_parallel_size: 3 {UNDIVIDED} ... 4 of keys"]),
         (SEVEN_B, [], [f"{TENSOR}=7", SPLIT], ["keys and values ... allowed are 1, 2, 4, 28"]),
-        (SEVEN_B, [], ["execution.sequence_parallel=8"], [f"sequence_parallel: 8 {UNDIVIDED} ... 1, 2, 4, 7, 14, 28"]),
         (SEVEN_B, [], [f"{SHARE}=0.2"], [FULL]),
         (SEVEN_B, [], ["execution.vllm.max_num_seqs=1000000"], [FULL, SHARED]),
         (SMOKE, NODE[:1], IN_TURNS, [f"execution: {SHARED}"]),
