@@ -21,7 +21,6 @@ from luffy.config.strict import PositiveShare, StrictModel
 LOWEST_VLLM_TEMPERATURE = 0.01
 """vLLM samples at this temperature when a request has a lower one that is not 0."""
 WeightTransfer = Literal["object_store", "ipc"]
-AttentionKind = Literal["sdpa", "flash_attention_2", "flash_attention_3", "flex"]
 
 
 class CheckpointConfig(StrictModel):
@@ -141,19 +140,14 @@ class ExecutionConfig(StrictModel):
     micro_batch_tokens: PositiveInt = 16384
     """Padded (or packed) tokens of one forward and backward pass; gradients do not depend on it."""
     packing: bool | None = None
-    """Concatenate sequences into one row instead of padding them; None: where a GPU attends to all of them in one call,
-    which is faster (`sdpa` from Ampere on in bfloat16, flash attention)."""
-    attention: AttentionKind = "sdpa"
-    """Attention of the models in training; its memory grows linearly with the tokens of a micro-batch, packed or not.
-    `sdpa`: torch's own; packed rows take one call of its FlashAttention in bfloat16 on a GPU, elsewhere one call for
-    each sequence. `flash_attention_2` and
-    `flash_attention_3`: flash-attn, or its kernels from the package `kernels`; bfloat16 on GPUs only. `flex`: torch's
-    flex_attention; packed rows on GPUs only. The embedded engine always generates with sdpa."""
+    """Concatenate sequences into one row instead of padding them; None: where a GPU attends to all of them in one call
+    (torch's FlashAttention, from Ampere on in bfloat16), which is faster. Elsewhere packed sequences take a call each.
+    Either way the memory of attention grows linearly with the tokens of a micro-batch."""
     compile: bool | None = None
     """Compile the decoder layers of the models in training, except for their attention, and the output head's passes
     over logits (torch.compile). Takes up to a minute at the start of a stage, less when it was compiled before; needs a
-    C++ compiler, and changes only the last bits of floats. The embedded engine generates without it. Not for ZeRO 3
-    or `flex`. None: on a GPU where it works, in stages long enough to repay it."""
+    C++ compiler, and changes only the last bits of floats. The embedded engine generates without it. Not for ZeRO 3.
+    None: on a GPU where it works, in stages long enough to repay it."""
     zero_stage: Literal[0, 1, 2, 3] = 0
     """DeepSpeed ZeRO stage. 3 also shards frozen models, and no rank loads or trains a model whole."""
     offload_optimizer: bool = False
@@ -219,7 +213,6 @@ class ExecutionConfig(StrictModel):
         """The setting that `compile` does not support; None: there is none."""
         uncompiled = {
             "zero_stage: 3": self.zero_stage == 3,
-            "attention: flex": self.attention == "flex",
             # torch's compiler makes code for the instructions of the CPU at hand.
             "cpu_instructions: avx2": self.cpu_instructions == "avx2",
         }

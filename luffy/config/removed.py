@@ -16,6 +16,9 @@ class Removed(NamedTuple):
 
 
 REMOVED: Mapping[str, Removed] = {
+    "attention": Removed(
+        "sdpa", "it is torch's own: packing decides whether a GPU attends to all sequences in one call; remove it"
+    ),
     "sequence_parallel": Removed(
         1, "every rank has whole sequences: use gradient_checkpointing, zero_stage: 3 or a lower micro_batch_tokens"
     ),

@@ -311,8 +311,8 @@ class _Rank:
             terms = (*objective.terms, *(objective.interleaved_sft.terms if objective.interleaved_sft else ()))
             more = rl.max_response_tokens + (0 if objective.learns_without_hints else _hint_tokens(config))
         tokens = self._most_tokens(config.data.max_prompt_tokens + more)
-        by_sequence = bool(self._execution.packing) and self._execution.attention == "sdpa"
-        kept, one_layer = activation_bytes(shape, self._bytes, checkpointing=checkpointing, by_sequence=by_sequence)
+        packed = bool(self._execution.packing)
+        kept, one_layer = activation_bytes(shape, self._bytes, checkpointing=checkpointing, by_sequence=packed)
         if self._lora is not None:
             lora = self._lora if rl is None else self._lora.without_dropout
             of_layers, transient = adapter_activation_bytes(shape, lora, self._bytes)

@@ -276,15 +276,12 @@ def _beyond(positions: int | None, where: str, row: Mapping[str, int | None], wh
 
 
 def _untrainable(placement: _Placement) -> list[str]:
-    """Complaints about an adapter and attention that the first training stage would refuse, perhaps hours later."""
-    lora, kind, found = placement.config.model.lora, placement.config.execution.attention, list[str | None]()
-    if not placement.trains:
+    """Complaints about an adapter that the first training stage would refuse, perhaps hours later."""
+    lora = placement.config.model.lora
+    if lora is None or not placement.trains:
         return []
-    if lora is not None:
-        architecture = architecture_of(placement.config.model)
-        found = [missing_package(), lora.complaint(list(linear_layers(architecture))) if architecture else None]
-    if kind != "sdpa" and placement.training_here_gib is not None and not placement.training_here_gib:
-        found.append(f"execution.attention: {kind} needs a GPU, this machine has none; use sdpa")
+    architecture = architecture_of(placement.config.model)
+    found = [missing_package(), lora.complaint(list(linear_layers(architecture))) if architecture else None]
     return [line for line in found if line is not None]
 
 

@@ -26,7 +26,7 @@ from torch.nn.attention.varlen import varlen_attn
 from transformers import AttentionInterface, PreTrainedModel
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from luffy.config.execution import AttentionKind, ExecutionConfig
+from luffy.config.execution import ExecutionConfig
 from luffy.errors import ConfigError, DataError
 from luffy.training.ranks import to_device
 
@@ -35,13 +35,6 @@ AttentionInputs: TypeAlias = Mapping[str, Tensor | int]
 """Further keyword arguments of a decoder, which it passes on to each of its attention layers."""
 SDPA_BY_SEQUENCE = "sdpa_by_sequence"
 """The name of `attend_by_sequence` in transformers' attention interface."""
-_NAMES: Mapping[AttentionKind, str] = {
-    "sdpa": SDPA_BY_SEQUENCE,
-    "flash_attention_2": "flash_attention_2",
-    "flash_attention_3": "flash_attention_3",
-    "flex": "flex_attention",
-}
-"""What transformers calls each implementation."""
 _BLOCK = 512
 """Queries that attend through a sliding window at the same time."""
 _LEAK = 0.05
@@ -49,32 +42,18 @@ _LEAK = 0.05
 
 
 def set_attention(causal_lm: PreTrainedModel, execution: ExecutionConfig) -> ExecutionConfig:
-    """Let a model attend as `execution.attention` says, on the device where it is now.
+    """Let a model attend sequence by sequence where it can, on the device where it is now.
 
-    Returns `execution`, with `packing` decided. Raises ConfigError where the implementation cannot run, DataError for a
-    model that cannot use it, or whose packed sequences would see each other.
+    Returns `execution`, with `packing` decided. Raises DataError where it is true for a model that has another kind of
+    attention, or whose packed sequences would see each other.
     """
-    wanted = execution.attention
-    if wanted != "sdpa" and causal_lm.device.type != "cuda":
-        raise ConfigError(f"execution.attention: {wanted} needs a GPU, and torch sees none; use sdpa")
     if not _attends_plainly(causal_lm):
-        settings = {
-            "packing: true": execution.packing is True,
-            f"attention: {wanted}": wanted != "sdpa",
-        }
-        for setting in (name for name, is_set in settings.items() if is_set):
-            raise DataError(
-                f"execution.{setting} does not support {type(causal_lm).__name__}; use packing: false and "
-                "attention: sdpa"
-            )
+        if execution.packing:
+            raise DataError(f"execution.packing: true does not support {type(causal_lm).__name__}; use packing: false")
         return _with(execution, packing=False)  # transformers' sdpa, with whatever masks this model needs
-    try:
-        causal_lm.set_attn_implementation(_NAMES[wanted])
-    except (ImportError, ValueError) as error:
-        reason = str(error).splitlines()[0]
-        raise ConfigError(f"execution.attention: {wanted} is not available ({reason}); use sdpa") from None
+    causal_lm.set_attn_implementation(SDPA_BY_SEQUENCE)
     packed = _with(execution, packing=True)
-    is_packed = _has_one_call(causal_lm, wanted) if execution.packing is None else execution.packing
+    is_packed = _has_one_call(causal_lm) if execution.packing is None else execution.packing
     if is_packed and _mixes_sequences(causal_lm, packed):
         if execution.packing:
             raise DataError(
@@ -89,12 +68,12 @@ def _with(execution: ExecutionConfig, **decided: bool) -> ExecutionConfig:
     return execution.model_copy(update=decided)
 
 
-def _has_one_call(causal_lm: PreTrainedModel, attention: AttentionKind) -> bool:
+def _has_one_call(causal_lm: PreTrainedModel) -> bool:
     """Whether all sequences of a packed row attend in one call."""
     config = causal_lm.config
     size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     head = torch.empty(size, dtype=causal_lm.dtype, device=causal_lm.device)
-    return attention.startswith("flash") or (attention == "sdpa" and has_packed_kernel(head, head))
+    return has_packed_kernel(head, head)
 
 
 @contextmanager
@@ -111,21 +90,20 @@ def attention_for_generation(causal_lm: PreTrainedModel) -> Iterator[None]:
 def attention_inputs(position_ids_BT: Tensor, execution: ExecutionConfig) -> AttentionInputs:
     """Where the sequences of a packed micro-batch begin and end; empty for padded rows.
 
-    Each sequence begins at position 0. `flex` reads that from the positions by itself. They are best on the CPU: then
-    no GPU is waited for.
+    Each sequence begins at position 0. The positions are best on the CPU: then no GPU is waited for.
     """
-    if not execution.packing or execution.attention == "flex":
+    if not execution.packing:
         return {}
     starts = (position_ids_BT.flatten() == 0).nonzero().flatten().to(torch.int32).cpu()
     on_cpu = torch.cat([starts, starts.new_tensor([position_ids_BT.numel()])])
     bounds, longest = to_device(on_cpu), int(on_cpu.diff().max())
-    found: AttentionInputs = {
+    return {
         "cu_seq_lens_q": bounds,
         "cu_seq_lens_k": bounds,
         "max_length_q": longest,
         "max_length_k": longest,
+        "sequence_bounds": on_cpu,
     }
-    return {**found, "sequence_bounds": on_cpu} if execution.attention == "sdpa" else found
 
 
 def attend_by_sequence(

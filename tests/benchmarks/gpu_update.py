@@ -59,7 +59,6 @@ LAYOUTS: dict[str, dict[str, tuple[str, ...]]] = {
         "padded": (TOKENS(16_384),),
         "packed": (TOKENS(16_384), PACKED),
         "packed, compiled": (TOKENS(16_384), PACKED, "execution.compile=true"),
-        "packed, flex": (TOKENS(16_384), PACKED, "execution.attention=flex"),
         "packed, checkpointing": (TOKENS(16_384), PACKED, CHECKPOINTING),
         "packed, checkpointing, ZeRO 3": (TOKENS(16_384), PACKED, CHECKPOINTING, "execution.zero_stage=3"),
         "packed, optimizer offloaded": (TOKENS(16_384), PACKED, "execution.offload_optimizer=true"),

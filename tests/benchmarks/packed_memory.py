@@ -4,7 +4,7 @@ Run: python tests/benchmarks/packed_memory.py [tokens a sequence]
 
 Each figure is from a fork of its own: by how much the pass raises resident memory at its highest (`VmHWM`) above that
 with the model and its gradients loaded. `mask` is transformers' own sdpa, which separates packed sequences by a mask
-over all pairs of tokens; `sequences` is `execution.attention: sdpa`. The model is a Qwen2 of 2 million parameters.
+over all pairs of tokens; `sequences` is luffy's, call by call. The model is a Qwen2 of 2 million parameters.
 """
 
 import multiprocessing

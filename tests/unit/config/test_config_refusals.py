@@ -68,13 +68,10 @@ def validated(more: str, stage: str = "rl") -> str:
 # fmt: off
 REFUSED = {
     "attention and parallel training": (SMOKE, [
-        ("flash_attention_2 .. model.dtype: float32", "execution.attention=flash_attention_2"),
-        ("flash_attention_3 .. model.dtype: float32", "execution.attention=flash_attention_3"),
-        ("execution.attention .. sdpa .. found 'flash'", "execution.attention=flash", *HALF),
+        ("execution.attention: is gone .. packing", "execution.attention=flash_attention_2"),
         ("execution.sequence_parallel: is gone .. zero_stage: 3", "execution.sequence_parallel=2"),
         ("compile: true .. zero_stage: 3", "execution.zero_stage=3", COMPILED),
         ("compile: true .. cpu_instructions: avx2", "execution.cpu_instructions=avx2", COMPILED),
-        ("compile: true .. attention: flex", "execution.attention=flex", COMPILED),
         ("offload_optimizer .. zero_stage: 0 .. 1, 2 or 3", "execution.offload_optimizer=true"),
         ("offload_parameters .. zero_stage: 2", "execution.offload_parameters=true", "execution.zero_stage=2"),
     ]),

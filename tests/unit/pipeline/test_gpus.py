@@ -128,7 +128,6 @@ SERVED = [
     "rl.engine=openai", "evaluation.engine=openai", "execution.server.urls=[http://a:8000]", SPLIT,
     "execution.vllm={engines: 1, tensor_parallel_size: 3}",
 ]  # fmt: skip
-FLASH = "execution.attention=flash_attention_2"
 REAL_SIZES = ("luffy_qwen2.5_math_1.5b", SEVEN_B, f"{SEVEN_B}_2nodes")
 
 
@@ -141,8 +140,7 @@ REAL_SIZES = ("luffy_qwen2.5_math_1.5b", SEVEN_B, f"{SEVEN_B}_2nodes")
         (SEVEN_B, NODE[:4], ["execution.ray.address=auto", "execution.vllm.engines=4"], None, None),
         (SEVEN_B, NODE[:2], [*TWO, "model.lora={rank: 32, alpha: 64}"], None, None),
         (SEVEN_B, NODE, [*EMBEDDED, "execution.rollout_batch_size=64"], None, None),
-        (SEVEN_B, NODE, ["cluster=local", FLASH], None, None),
-        (SEVEN_B, NODE, ["cluster=ray", FLASH], None, None),
+        (SEVEN_B, NODE, ["cluster=local"], None, None),
         (SEVEN_B, NODE, SERVED, None, {"trainer GPU": 8}),  # servers elsewhere take no GPU here
         (SEVEN_B, NODE[:2], ["execution.vllm.engines=2"], ("sweep",), {"GPU in evaluation": 2}),
         # A local run with vLLM is checked where there are GPUs.
@@ -171,7 +169,6 @@ TOO_FEW_AND_FULL = [
     "execution.vllm: 3 engines x 1 GPUs for evaluation take 3 GPUs, this machine has 2",
     "execution.vllm: an engine in evaluation needs ... share is 21.6 (gpu_memory_utilization 0.9)",
 ]
-NO_FLASH = "execution.attention: flash_attention_2 needs a GPU ... use sdpa"
 
 
 @pytest.mark.parametrize(
@@ -193,8 +190,6 @@ NO_FLASH = "execution.attention: flash_attention_2 needs a GPU ... use sdpa"
         (SEVEN_B, [], [f"{SHARE}=0.2"], [FULL]),
         (SEVEN_B, [], ["execution.vllm.max_num_seqs=1000000"], [FULL, SHARED]),
         (SMOKE, NODE[:1], IN_TURNS, [f"execution: {SHARED}"]),
-        (SEVEN_B, [], ["cluster=local", FLASH], [NO_FLASH]),
-        (SEVEN_B, [], ["cluster=ray", FLASH], [NO_FLASH]),
     ],
 )
 def test_a_layout_that_cannot_work_is_a_line_for_each_reason_with_a_remedy(driver, file, mib, overrides, complaints):
