@@ -152,8 +152,6 @@ class ExecutionConfig(StrictModel):
     """DeepSpeed ZeRO stage. 3 also shards frozen models, and no rank loads or trains a model whole."""
     offload_optimizer: bool = False
     """Keep optimizer states in CPU memory (ZeRO 1-3)."""
-    offload_parameters: bool = False
-    """Keep each rank's share of the weights in CPU memory, also those of frozen models (ZeRO 3)."""
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass: less memory, a third more time."""
     logprob_chunk_tokens: PositiveInt = 4096
@@ -221,11 +219,6 @@ class ExecutionConfig(StrictModel):
     def _complaints(self) -> Iterator[str]:
         if self.offload_optimizer and self.zero_stage == 0:
             yield "offload_optimizer has no effect with zero_stage: 0; use 1, 2 or 3"
-        if self.offload_parameters and self.zero_stage < 3:
-            yield (
-                f"offload_parameters has no effect with zero_stage: {self.zero_stage}, which keeps whole weights on "
-                "each rank; use 3"
-            )
         if self.compile and self.uncompiled_with is not None:
             yield f"compile: true does not support {self.uncompiled_with}; use compile: false or another setting"
         if self.ray.placement == "colocated" and (

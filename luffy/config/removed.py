@@ -19,6 +19,9 @@ REMOVED: Mapping[str, Removed] = {
     "attention": Removed(
         "sdpa", "it is torch's own: packing decides whether a GPU attends to all sequences in one call; remove it"
     ),
+    "offload_parameters": Removed(
+        False, "weights stay on the GPU, with zero_stage: 3 in shares: use more ranks, or offload_optimizer"
+    ),
     "sequence_parallel": Removed(
         1, "every rank has whole sequences: use gradient_checkpointing, zero_stage: 3 or a lower micro_batch_tokens"
     ),

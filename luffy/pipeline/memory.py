@@ -294,8 +294,6 @@ class _Rank:
         if self._execution.zero_stage < 3 or always_whole:
             return _part(name, parameters * size, f"{words}, whole on each rank")
         live = min(parameters, _LIVE_PARAMETERS)
-        if self._execution.offload_parameters:
-            return _part(name, live * size, f"{words}, in CPU memory but for {live:,} gathered")
         words = f"{words} / {self.count} ranks, and {live:,} gathered"
         return _part(name, (parameters / self.count + live) * size, words)
 

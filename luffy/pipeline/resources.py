@@ -211,8 +211,6 @@ def _remedies(config: ExperimentConfig, gpu: GpuMemory) -> list[str]:
     elif not execution.offload_optimizer:
         sharded = "" if execution.zero_stage else " and execution.zero_stage: 1"
         remedies.append(f"set execution.offload_optimizer: true{sharded}")
-    elif execution.zero_stage == 3 and not execution.offload_parameters:
-        remedies.append("set execution.offload_parameters: true")
     return [*remedies, "raise execution.ray.trainer_ranks" if config.cluster == "ray" else "use several: cluster: ray"]
 
 

@@ -73,7 +73,7 @@ REFUSED = {
         ("compile: true .. zero_stage: 3", "execution.zero_stage=3", COMPILED),
         ("compile: true .. cpu_instructions: avx2", "execution.cpu_instructions=avx2", COMPILED),
         ("offload_optimizer .. zero_stage: 0 .. 1, 2 or 3", "execution.offload_optimizer=true"),
-        ("offload_parameters .. zero_stage: 2", "execution.offload_parameters=true", "execution.zero_stage=2"),
+        ("execution.offload_parameters: is gone .. offload_optimizer", "execution.offload_parameters=true"),
     ]),
     "difficulty": (SMOKE, [
         ("min_pass_rate 0.8 .. max_pass_rate 0.2", "difficulty={min_pass_rate: 0.8, max_pass_rate: 0.2}"),

@@ -391,7 +391,7 @@ TERM = "{{name: {0}, select: on_policy, loss: {1}, normaliser: {{mode: token, po
 DISTILLED = TERM.format("distillation", "{kind: distillation}")
 KL = f"objective.terms=[{DISTILLED}, {TERM.format('kl', '{kind: kl, estimator: k3}')}]"
 FOLLOWS = "rl.reference={refresh_every: 10}"
-REFERENCE, SHARDED, MOVED = "method=reinforce_pp", "execution.zero_stage=3", "execution.offload_parameters=true"
+REFERENCE, SHARDED = "method=reinforce_pp", "execution.zero_stage=3"
 
 
 def experiment(*overrides: str) -> ExperimentConfig:
@@ -415,7 +415,6 @@ def experiment(*overrides: str) -> ExperimentConfig:
         (("method=sdpg",), {"frozen reference": 2 * P, "moving teacher": 0}),  # the policy itself teaches
         (("method=sdft",), {"frozen reference": 0, "moving teacher": 2 * P}),
         ((REFERENCE, SHARDED), dict.fromkeys(("weights", "frozen reference"), 2 * (P / 8 + LIVE))),
-        ((REFERENCE, SHARDED, MOVED), dict.fromkeys(("weights", "frozen reference"), 2 * LIVE)),
         ((REFERENCE, SHARDED, FOLLOWS), {"frozen reference": 0, "moving reference": 2 * P}),
         (("method=ppo", "rl.critic={optimizer: {lr: 1e-5}}"), {"critic weights": 2 * (P - 152064 * 3584 + 3585)}),
     ],
