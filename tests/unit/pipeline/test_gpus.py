@@ -128,15 +128,16 @@ SERVED = [
     "rl.engine=openai", "evaluation.engine=openai", "execution.server.urls=[http://a:8000]", SPLIT,
     "execution.vllm={engines: 1, tensor_parallel_size: 3}",
 ]  # fmt: skip
-REAL_SIZES = ("luffy_qwen2.5_math_1.5b", SEVEN_B, f"{SEVEN_B}_2nodes")
+REAL_SIZES = ("luffy_qwen2.5_math_1.5b", SEVEN_B)
+TWO_NODES = ["execution.ray={address: auto, trainer_ranks: 16, engines: 16}"]
 
 
 @pytest.mark.parametrize(
     ("file", "mib", "overrides", "stages", "counts"),
     [
         *((file, NODE, overrides, None, None) for file in REAL_SIZES for overrides in ([], DETECTED)),
+        *((SEVEN_B, NODE, [*TWO_NODES, *overrides], None, None) for overrides in ([], DETECTED, OVERLAPPING)),
         (SEVEN_B, NODE, HALVES, None, None),
-        (f"{SEVEN_B}_2nodes", NODE, OVERLAPPING, None, None),
         (SEVEN_B, NODE[:4], ["execution.ray.address=auto", "execution.vllm.engines=4"], None, None),
         (SEVEN_B, NODE[:2], [*TWO, "model.lora={rank: 32, alpha: 64}"], None, None),
         (SEVEN_B, NODE, [*EMBEDDED, "execution.rollout_batch_size=64"], None, None),
@@ -428,7 +429,7 @@ def test_the_turn_comes_before_the_gpu_and_only_for_stages_that_take_one(machine
         (SEVEN_B, [], {"base": 0, "rl": 8, "evaluate": 8, "sweep": 8}),
         (SEVEN_B, ["execution.vllm.tensor_parallel_size=2", SPLIT], {"evaluate": 16, "rl": 24}),
         (SEVEN_B, ["difficulty={}", "execution.vllm.engines=3"], {"difficulty": 3, "evaluate": 3}),
-        (f"{SEVEN_B}_2nodes", [], {"rl": 0, "evaluate": 8}),
+        (SEVEN_B, TWO_NODES, {"rl": 0, "evaluate": 8}),
     ],
 )
 def test_a_stage_takes_the_gpus_that_it_uses(file, overrides, expected):
