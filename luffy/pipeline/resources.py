@@ -26,8 +26,7 @@ from luffy.pipeline.memory import (
 )
 
 _LARGE_FOR_EMBEDDED = 50_000_000
-"""Number of parameters from which vLLM is recommended over the embedded engine. For SmolLM2 (135 million), on two CPU
-cores in float32, vLLM generates three times as many tokens per second (`tests/benchmarks/rollout_engines.py`)."""
+"""Number of parameters from which vLLM is recommended over the embedded engine."""
 _ROUNDING = 1.03
 """Tolerance on the stated memory: a card sold as 80 GB reports 79.2 to 79.6 GiB."""
 
