@@ -1,9 +1,10 @@
-"""A tensor that another process on the same device uses without a copy.
+"""Tensors on their way to another process: what they are, their bytes, and memory that both use without a copy.
 
-On a GPU by CUDA's handles for interprocess communication (IPC), on a CPU through shared memory: torch's own reductions
-for `torch.multiprocessing`, and here in any two processes, with memory that is found by the GPU's UUID.
+Memory is shared on a GPU by CUDA's handles for interprocess communication (IPC), on a CPU as shared memory: by torch's
+own reductions for `torch.multiprocessing`, and here in any two processes, with memory that is found by the GPU's UUID.
 """
 
+import math
 import pickle
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,6 +23,32 @@ _DEVICE = 6
 
 class SharingFailed(LuffyError):
     """The memory cannot be given away, or not be opened where it was sent."""
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """A named tensor without its values, which a receiver finds in bytes."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+    @classmethod
+    def of(cls, name: str, tensor: Tensor) -> "TensorSpec":
+        return cls(name, tuple(tensor.shape), tensor.dtype)
+
+    @property
+    def num_bytes(self) -> int:
+        return math.prod(self.shape) * self.dtype.itemsize
+
+    def tensor(self, data: Tensor) -> Tensor:
+        """The tensor whose bytes `data` has (see `bytes_of`), in the same memory."""
+        return data.view(self.dtype).view(self.shape)
+
+
+def bytes_of(tensor: Tensor) -> Tensor:
+    """The values of a tensor as one row of bytes (uint8), in the same memory if it is contiguous."""
+    return tensor.contiguous().view(-1).view(torch.uint8)
 
 
 @dataclass(frozen=True, slots=True)

@@ -85,7 +85,7 @@ def _show_places(config: ExperimentConfig) -> None:
             return
         try:
             wanted = layout(execution.ray, execution.vllm.tensor_parallel_size, joined_gpus() > 0, num_engines)
-            rows = placed_now(wanted, execution.sequence_parallel)
+            rows = placed_now(wanted)
         except ClusterError as busy:
             say(str(busy))
             return

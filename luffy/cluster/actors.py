@@ -29,11 +29,10 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from luffy.broadcast_group import Invitation, TensorSpec
     from luffy.config.execution import VLLMConfig
     from luffy.rollout.engine import Completion, RolloutRequest, SamplingParams
     from luffy.rollout.vllm_worker import WeightUpdate
-    from luffy.tensor_sharing import SharedTensor
+    from luffy.tensor_sharing import SharedTensor, TensorSpec
     from luffy.training.ranks import Rank, RankSpec
 
 _Arguments = TypeVarTuple("_Arguments")
@@ -147,27 +146,12 @@ class _Shared:
         return None
 
 
-@dataclass(frozen=True, slots=True)
-class _Broadcast:
-    """Weights that rank 0 is about to send to the workers."""
-
-    specs: Sequence[TensorSpec]
-    failure: Future[str | None] = field(default_factory=Future)
-    """None once the weights are received, else the reason why not."""
-
-    def load(self, update: WeightUpdate) -> None:
-        failure = update.receive(self.specs)
-        self.failure.set_result(failure)  # before the weights are loaded, so that rank 0 prepares the next meanwhile
-        if failure is None:
-            update.load_received()
-
-
 class EngineActor:
     """One vLLM engine. Its methods run in several threads: generation continues while weights arrive."""
 
     def __init__(self, setup: ProcessSetup) -> None:
         setup.apply()
-        self._incoming: queue.Queue[_Bucket | _Shared | _Broadcast | None] = queue.Queue(maxsize=1)
+        self._incoming: queue.Queue[_Bucket | _Shared | None] = queue.Queue(maxsize=1)
         self._timeout_s = 0.0
         self._has_device = threading.Event()
 
@@ -237,18 +221,8 @@ class EngineActor:
         """Queue one bucket of weights as bytes; blocks while another is queued, so at most two are in memory."""
         self._incoming.put(None if bucket is None else _Bucket(bucket), timeout=self._timeout_s)
 
-    def join_broadcasts(self, invitation: Invitation, first_rank: int) -> str | None:
-        """Join a group for `receive_broadcast` with all workers; returns None on success, else the reason."""
-        return self._engine.join_broadcasts(invitation, first_rank)
-
-    def receive_broadcast(self, specs: Sequence[TensorSpec]) -> str | None:
-        """Receive one bucket by broadcast; returns None on success, else why it has to be sent again."""
-        return self._take(_Broadcast(specs))
-
     def receive_shared(self, specs: Sequence[TensorSpec], data: SharedTensor) -> str | None:
         """Copy one bucket from a rank's memory; returns None on success, else why it has to be sent again."""
-        return self._take(_Shared(specs, data))
-
-    def _take(self, part: _Shared | _Broadcast) -> str | None:
+        part = _Shared(specs, data)
         self._incoming.put(part, timeout=self._timeout_s)
         return part.failure.result(timeout=self._timeout_s)

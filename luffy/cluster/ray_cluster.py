@@ -14,7 +14,7 @@ from luffy.config.execution import WeightTransfer
 from luffy.rollout.engine import RolloutEngine
 from luffy.rollout.server_engine import ServerEngine
 from luffy.training.learner import Trainer, TrainerRank, TrainerSpec
-from luffy.training.ranks import ShardRanks, call_everywhere
+from luffy.training.ranks import call_everywhere
 
 logger = logging.getLogger(__name__)
 _UPDATE_THREADS = 3
@@ -90,7 +90,7 @@ class RayCluster:
             sharing = self._engines if share_gpus else None
             self.in_turn = RanksInTurn(self._ranks, round(places.total("GPU")), sharing)
             """All ranks, for calls that may need the GPUs of engines."""
-            self.trainer = Trainer(spec.settings, ShardRanks(self.in_turn, spec.execution.sequence_parallel))
+            self.trainer = Trainer(spec.settings, self.in_turn)
             self._stack = self._stack.pop_all()
         return self
 
@@ -129,10 +129,9 @@ class RayCluster:
         )
         # Shorter than the time limit of the ranks' call, or a hanging engine would be reported as a hanging rank.
         timeout_s = min(self._config.call_timeout_s / 4, _SEND_TIMEOUT_S)
-        workers = self._spec.execution.vllm.tensor_parallel_size
         sent = self._ranks.call(
             send_weights,
-            [([engines[i].handle for i in own], self._published, timeout_s, way, workers) for own in served],
+            [([engines[i].handle for i in own], self._published, timeout_s, way) for own in served],
         )
         for of_rank in sent:
             if of_rank.refusal is not None and self._way != "object_store":

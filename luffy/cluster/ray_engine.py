@@ -18,7 +18,6 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from luffy.cluster.actors import EngineActor, ProcessSetup, RankActor
 from luffy.cluster.ray_session import (
     Place,
-    by_machine,
     joined_gpus,
     lacks,
     layout,
@@ -47,7 +46,7 @@ class RayRanks(Generic[Rank]):
         self._config = spec.execution.ray
         self._supervisor = supervisor
         self._submitting = threading.Lock()
-        self._places = by_machine(places, machines_of(group), spec.execution.sequence_parallel)
+        self._places = places
         self.members = []
         for rank, place in enumerate(self._places):
             setup = ProcessSetup(log_file(spec.out, f"rank_{rank}"), spec.execution.num_threads)

@@ -267,7 +267,7 @@ def machines_of(group: PlacementGroup) -> dict[int, str]:
     return machines
 
 
-def placed_now(wanted: Layout, together: int) -> list[tuple[str, ...]]:
+def placed_now(wanted: Layout) -> list[tuple[str, ...]]:
     """Each machine of the joined cluster, its GPUs and CPUs, and the processes that Ray would put there now.
 
     Reserves the resources for a moment; raises what `reserve` does.
@@ -275,8 +275,7 @@ def placed_now(wanted: Layout, together: int) -> list[tuple[str, ...]]:
     group = reserve(wanted, _QUIET_S)
     machine_of = machines_of(group)
     remove_placement_group(group)
-    ranks = by_machine(wanted.ranks, machine_of, together)
-    names = [(place, f"trainer rank {rank}") for rank, place in enumerate(ranks)]
+    names = [(place, f"trainer rank {rank}") for rank, place in enumerate(wanted.ranks)]
     names += [(place, f"engine {engine}") for engine, place in enumerate(wanted.engines)]
     return [
         (
@@ -287,21 +286,3 @@ def placed_now(wanted: Layout, together: int) -> list[tuple[str, ...]]:
         for node in sorted(ray.nodes(), key=machine_name)
         if node["Alive"]
     ]
-
-
-def by_machine(places: Sequence[Place], machine_of: Mapping[int, str], together: int) -> Sequence[Place]:
-    """The places of the ranks, reordered so that each `together` consecutive ones are on one machine.
-
-    `machine_of` has the machine of each bundle. Raises ClusterError where the reserved places do not allow it.
-    """
-    if together == 1:
-        return places
-    ordered = sorted(places, key=lambda place: (machine_of[place.bundle], place.bundle))
-    for first in range(0, len(ordered), together):
-        machines = {machine_of[place.bundle] for place in ordered[first : first + together]}
-        if len(machines) > 1:
-            raise ClusterError(
-                f"execution.sequence_parallel: {together} ranks share each sequence and have to be on one machine, but "
-                f"Ray has placed some of them on {len(machines)}; use a number that divides the GPUs of every machine"
-            )
-    return ordered

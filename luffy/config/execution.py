@@ -20,8 +20,7 @@ from luffy.config.strict import PositiveShare, StrictModel
 
 LOWEST_VLLM_TEMPERATURE = 0.01
 """vLLM samples at this temperature when a request has a lower one that is not 0."""
-WeightTransfer = Literal["object_store", "broadcast", "ipc"]
-AttentionKind = Literal["sdpa", "flash_attention_2", "flash_attention_3", "flex"]
+WeightTransfer = Literal["object_store", "ipc"]
 
 
 class CheckpointConfig(StrictModel):
@@ -77,9 +76,8 @@ class RayConfig(StrictModel):
     placement: Literal["colocated", "disaggregated"] = "disaggregated"
     """`disaggregated`: trainer and engines have their own GPUs. `colocated`: they share them in turn."""
     weight_transfer: WeightTransfer | None = None
-    """How the policy's weights reach the engines. `object_store`: through CPU memory and Ray's object store.
-    `broadcast`: from rank 0 straight to the workers of all engines, over NCCL on GPUs and gloo on CPUs. `ipc`: each
-    engine copies from the memory of the colocated rank, on their GPU. None: `ipc` where colocated, else
+    """How the policy's weights reach the engines. `object_store`: through CPU memory and Ray's object store. `ipc`:
+    each engine copies from the memory of the colocated rank, on their GPU. None: `ipc` where colocated, else
     `object_store`."""
     dashboard: bool = False
     """Start Ray's dashboard, on the loopback address (needs `pip install 'ray[default]'`)."""
@@ -142,29 +140,18 @@ class ExecutionConfig(StrictModel):
     micro_batch_tokens: PositiveInt = 16384
     """Padded (or packed) tokens of one forward and backward pass; gradients do not depend on it."""
     packing: bool | None = None
-    """Concatenate sequences into one row instead of padding them; None: where a GPU attends to all of them in one call,
-    which is faster (`sdpa` from Ampere on in bfloat16, flash attention)."""
-    attention: AttentionKind = "sdpa"
-    """Attention of the models in training; its memory grows linearly with the tokens of a micro-batch, packed or not.
-    `sdpa`: torch's own; packed rows take one call of its FlashAttention in bfloat16 on a GPU, elsewhere one call for
-    each sequence. `flash_attention_2` and
-    `flash_attention_3`: flash-attn, or its kernels from the package `kernels`; bfloat16 on GPUs only. `flex`: torch's
-    flex_attention; packed rows on GPUs only. The embedded engine always generates with sdpa."""
+    """Concatenate sequences into one row instead of padding them; None: where a GPU attends to all of them in one call
+    (torch's FlashAttention, from Ampere on in bfloat16), which is faster. Elsewhere packed sequences take a call each.
+    Either way the memory of attention grows linearly with the tokens of a micro-batch."""
     compile: bool | None = None
     """Compile the decoder layers of the models in training, except for their attention, and the output head's passes
     over logits (torch.compile). Takes up to a minute at the start of a stage, less when it was compiled before; needs a
-    C++ compiler, and changes only the last bits of floats. The embedded engine generates without it. Not for ZeRO 3,
-    `sequence_parallel` or `flex`. None: on a GPU where it works, in stages long enough to repay it."""
-    sequence_parallel: PositiveInt = 1
-    """Trainer ranks that share the tokens of each sequence, for sequences too long for one GPU: a rank keeps only the
-    activations of its slice (DeepSpeed Ulysses, arXiv 2309.14509). Must divide `ray.trainer_ranks` and the
-    model's number of attention heads. `cluster: ray` only."""
+    C++ compiler, and changes only the last bits of floats. The embedded engine generates without it. Not for ZeRO 3.
+    None: on a GPU where it works, in stages long enough to repay it."""
     zero_stage: Literal[0, 1, 2, 3] = 0
     """DeepSpeed ZeRO stage. 3 also shards frozen models, and no rank loads or trains a model whole."""
     offload_optimizer: bool = False
     """Keep optimizer states in CPU memory (ZeRO 1-3)."""
-    offload_parameters: bool = False
-    """Keep each rank's share of the weights in CPU memory, also those of frozen models (ZeRO 3)."""
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass: less memory, a third more time."""
     logprob_chunk_tokens: PositiveInt = 4096
@@ -224,8 +211,6 @@ class ExecutionConfig(StrictModel):
         """The setting that `compile` does not support; None: there is none."""
         uncompiled = {
             "zero_stage: 3": self.zero_stage == 3,
-            f"sequence_parallel: {self.sequence_parallel}": self.sequence_parallel > 1,
-            "attention: flex": self.attention == "flex",
             # torch's compiler makes code for the instructions of the CPU at hand.
             "cpu_instructions: avx2": self.cpu_instructions == "avx2",
         }
@@ -234,23 +219,8 @@ class ExecutionConfig(StrictModel):
     def _complaints(self) -> Iterator[str]:
         if self.offload_optimizer and self.zero_stage == 0:
             yield "offload_optimizer has no effect with zero_stage: 0; use 1, 2 or 3"
-        if self.offload_parameters and self.zero_stage < 3:
-            yield (
-                f"offload_parameters has no effect with zero_stage: {self.zero_stage}, which keeps whole weights on "
-                "each rank; use 3"
-            )
         if self.compile and self.uncompiled_with is not None:
             yield f"compile: true does not support {self.uncompiled_with}; use compile: false or another setting"
-        if self.ray.trainer_ranks % self.sequence_parallel:
-            yield (
-                f"sequence_parallel: {self.sequence_parallel} does not divide ray.trainer_ranks: "
-                f"{self.ray.trainer_ranks}, the ranks of cluster: ray that share sequences; set ray.trainer_ranks to a "
-                "multiple of it"
-            )
-        if self.sequence_parallel > 1 and self.attention != "sdpa":
-            yield (
-                f"sequence_parallel: {self.sequence_parallel} does not support attention: {self.attention}; use sdpa"
-            )
         if self.ray.placement == "colocated" and (
             self.ray.engines != self.ray.trainer_ranks or self.vllm.tensor_parallel_size > 1
         ):
@@ -258,15 +228,10 @@ class ExecutionConfig(StrictModel):
                 f"ray.placement: colocated puts one engine beside each trainer rank: set ray.engines to "
                 f"{self.ray.trainer_ranks} and vllm.tensor_parallel_size to 1, or use disaggregated"
             )
-        if self.ray.placement == "colocated" and self.ray.weight_transfer == "broadcast":
-            yield (
-                "ray.weight_transfer: broadcast needs engines on GPUs of their own (NCCL takes one process per GPU), "
-                "and ray.placement: colocated puts them on the ranks' GPUs; use ipc or disaggregated"
-            )
         if self.ray.placement == "disaggregated" and self.ray.weight_transfer == "ipc":
             yield (
                 "ray.weight_transfer: ipc needs engines on the ranks' GPUs, and ray.placement: disaggregated gives "
-                "them others; use broadcast, object_store or colocated"
+                "them others; use object_store or colocated"
             )
 
 

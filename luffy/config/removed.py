@@ -16,11 +16,22 @@ class Removed(NamedTuple):
 
 
 REMOVED: Mapping[str, Removed] = {
+    "attention": Removed(
+        "sdpa", "it is torch's own: packing decides whether a GPU attends to all sequences in one call; remove it"
+    ),
     "filters.difficulty": Removed(None, "the section difficulty chooses prompts by a policy's pass rates"),
     "filters.difficulty_boundary_tokens": Removed(None, "the section difficulty chooses prompts by pass rates"),
+    "offload_parameters": Removed(
+        False, "weights stay on the GPU, with zero_stage: 3 in shares: use more ranks, or offload_optimizer"
+    ),
+    "sequence_parallel": Removed(
+        1, "every rank has whole sequences: use gradient_checkpointing, zero_stage: 3 or a lower micro_batch_tokens"
+    ),
 }
 """By the field's own name, or by its section's and its own (`rl.seed`)."""
-REMOVED_VALUES: Mapping[tuple[str, str], str] = {}
+REMOVED_VALUES: Mapping[tuple[str, str], str] = {
+    ("weight_transfer", "broadcast"): "use object_store, or ipc with ray.placement: colocated",
+}
 """By field, named likewise, and value."""
 
 

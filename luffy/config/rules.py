@@ -463,11 +463,6 @@ def _of_model(config: "ExperimentConfig", rl: RLConfig | None) -> Iterator[str]:
     trains = model.architecture is not None or {"sft", "rl"} & {*config.stages}
     if trains and model.dtype == "bfloat16" and execution.zero_stage == 0:
         yield "execution.zero_stage: 0 keeps no float32 master weights for model.dtype: bfloat16; set it to 1, 2 or 3"
-    if execution.attention.startswith("flash") and model.dtype == "float32":
-        yield (
-            f"execution.attention: {execution.attention} cannot compute in model.dtype: float32; use sdpa, or "
-            "model.dtype: bfloat16"
-        )
     if execution.ranks > 1 and config.cluster == "ray":
         yield f"execution.ranks: {execution.ranks} are of cluster: local; use execution.ray.trainer_ranks, or remove it"
     elif execution.ranks > 1:
@@ -483,8 +478,3 @@ def _of_model(config: "ExperimentConfig", rl: RLConfig | None) -> Iterator[str]:
                 f"execution.zero_stage: 3 shares weights among ranks, and each of execution.ranks: {execution.ranks} "
                 "generates on its own; use 0, 1 or 2, or cluster: ray"
             )
-    if execution.sequence_parallel > 1 and config.cluster == "local":
-        yield (
-            f"execution.sequence_parallel: {execution.sequence_parallel} needs as many ranks, and cluster: local "
-            "gives every rank whole sequences; use cluster: ray, or remove it"
-        )

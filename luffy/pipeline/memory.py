@@ -11,8 +11,6 @@ of that share, so an engine fits where one sequence of full length does. The emb
 
 Symbols: `P` parameters, `b` bytes of the compute type, `N` trainer ranks, `L` layers, `h` hidden size, `a` width of all
 attention heads, `k` of all key heads, `i` intermediate size, `V` vocabulary.
-
-With `execution.sequence_parallel` a rank's tokens are its slice of a micro-batch.
 """
 
 import math
@@ -296,8 +294,6 @@ class _Rank:
         if self._execution.zero_stage < 3 or always_whole:
             return _part(name, parameters * size, f"{words}, whole on each rank")
         live = min(parameters, _LIVE_PARAMETERS)
-        if self._execution.offload_parameters:
-            return _part(name, live * size, f"{words}, in CPU memory but for {live:,} gathered")
         words = f"{words} / {self.count} ranks, and {live:,} gathered"
         return _part(name, (parameters / self.count + live) * size, words)
 
@@ -312,12 +308,9 @@ class _Rank:
             assert objective is not None
             terms = (*objective.terms, *(objective.interleaved_sft.terms if objective.interleaved_sft else ()))
             more = rl.max_response_tokens + (0 if objective.learns_without_hints else _hint_tokens(config))
-        tokens, slices = self._own_tokens(config.data.max_prompt_tokens + more), self._execution.sequence_parallel
-        # The output of attention is also copied where ranks exchange it, and they repeat key heads where there are too
-        # few for all.
-        by_sequence = (self._execution.packing and self._execution.attention == "sdpa") or slices > 1
-        split = replace(shape, num_kv_heads=math.lcm(shape.num_kv_heads, slices))
-        kept, one_layer = activation_bytes(split, self._bytes, checkpointing=checkpointing, by_sequence=by_sequence)
+        tokens = self._most_tokens(config.data.max_prompt_tokens + more)
+        packed = bool(self._execution.packing)
+        kept, one_layer = activation_bytes(shape, self._bytes, checkpointing=checkpointing, by_sequence=packed)
         if self._lora is not None:
             lora = self._lora if rl is None else self._lora.without_dropout
             of_layers, transient = adapter_activation_bytes(shape, lora, self._bytes)
@@ -370,7 +363,7 @@ class _Rank:
             # No token is shorter than a byte: a bound for the words around the problem and the trace.
             longest += data.max_trace_tokens + len(rl.teacher.prompt.encode())
         model, size = self._teacher()
-        shape, tokens, chunk = model or self._shape, self._own_tokens(longest), self._execution.logprob_chunk_tokens
+        shape, tokens, chunk = model or self._shape, self._most_tokens(longest), self._execution.logprob_chunk_tokens
         logits, _ = head_bytes(shape, size, tokens, chunk, compiled=bool(self._execution.compile))
         layer = layer_activation_bytes(shape, size, by_sequence=True)
         layer += 2 * size * shape.hidden_size  # the residual stream, before and after
@@ -379,12 +372,9 @@ class _Rank:
             _part("teacher's logits", logits, f"{min(chunk, tokens):,} tokens at a time"),
         )
 
-    def _own_tokens(self, longest: int) -> int:
-        """This rank's tokens of the largest micro-batch whose longest row has so many.
-
-        Ranks that share sequences have a slice each; a row longer than the budget forms its own micro-batch.
-        """
-        return math.ceil(max(self._execution.micro_batch_tokens, longest) / self._execution.sequence_parallel)
+    def _most_tokens(self, longest: int) -> int:
+        """Tokens of the largest micro-batch; a row longer than the budget forms its own."""
+        return max(self._execution.micro_batch_tokens, longest)
 
 
 def rl_engine_memory(architecture: ModelArchitecture, config: ExperimentConfig, gpu_gib: float | None) -> GpuMemory:

@@ -80,7 +80,7 @@ class RunRecord:
     def configuration(self) -> ExperimentConfig | None:
         """Its configuration; None where this version cannot read it."""
         try:
-            return ExperimentConfig.model_validate_json(json.dumps(without_removed(dict(self.config))))
+            return ExperimentConfig.model_validate_json(json.dumps(without_removed(dict(self.config), finished=True)))
         except ValidationError:
             return None
 

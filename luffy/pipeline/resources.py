@@ -26,8 +26,7 @@ from luffy.pipeline.memory import (
 )
 
 _LARGE_FOR_EMBEDDED = 50_000_000
-"""Number of parameters from which vLLM is recommended over the embedded engine. For SmolLM2 (135 million), on two CPU
-cores in float32, vLLM generates three times as many tokens per second (`tests/benchmarks/rollout_engines.py`)."""
+"""Number of parameters from which vLLM is recommended over the embedded engine."""
 _ROUNDING = 1.03
 """Tolerance on the stated memory: a card sold as 80 GB reports 79.2 to 79.6 GiB."""
 
@@ -160,12 +159,6 @@ def _heads_not_divided(placement: _Placement) -> Iterator[str]:
             f"execution.vllm.tensor_parallel_size: {ways} does not divide the model's {heads} attention heads (with "
             f"{kv_heads} of keys and values); allowed are {', '.join(map(str, by_engine))}"
         )
-    ways = execution.sequence_parallel
-    if placement.trains_on_ray and ways not in by_rank:
-        yield (
-            f"execution.sequence_parallel: {ways} does not divide the model's {heads} attention heads; allowed are "
-            f"{', '.join(map(str, by_rank))}"
-        )
 
 
 def _too_full(placement: _Placement) -> Iterator[str]:
@@ -220,8 +213,6 @@ def _remedies(config: ExperimentConfig, gpu: GpuMemory) -> list[str]:
     elif not execution.offload_optimizer:
         sharded = "" if execution.zero_stage else " and execution.zero_stage: 1"
         remedies.append(f"set execution.offload_optimizer: true{sharded}")
-    elif execution.zero_stage == 3 and not execution.offload_parameters:
-        remedies.append("set execution.offload_parameters: true")
     return [*remedies, "raise execution.ray.trainer_ranks" if config.cluster == "ray" else "use several: cluster: ray"]
 
 
@@ -285,15 +276,12 @@ def _beyond(positions: int | None, where: str, row: Mapping[str, int | None], wh
 
 
 def _untrainable(placement: _Placement) -> list[str]:
-    """Complaints about an adapter and attention that the first training stage would refuse, perhaps hours later."""
-    lora, kind, found = placement.config.model.lora, placement.config.execution.attention, list[str | None]()
-    if not placement.trains:
+    """Complaints about an adapter that the first training stage would refuse, perhaps hours later."""
+    lora = placement.config.model.lora
+    if lora is None or not placement.trains:
         return []
-    if lora is not None:
-        architecture = architecture_of(placement.config.model)
-        found = [missing_package(), lora.complaint(list(linear_layers(architecture))) if architecture else None]
-    if kind != "sdpa" and placement.training_here_gib is not None and not placement.training_here_gib:
-        found.append(f"execution.attention: {kind} needs a GPU, this machine has none; use sdpa")
+    architecture = architecture_of(placement.config.model)
+    found = [missing_package(), lora.complaint(list(linear_layers(architecture))) if architecture else None]
     return [line for line in found if line is not None]
 
 

@@ -19,7 +19,6 @@ import torch.distributed as dist
 from safetensors import safe_open
 from torch import Tensor
 
-from luffy.broadcast_group import Invitation
 from luffy.config.execution import VLLMConfig
 from luffy.errors import ConfigError, LostError, LuffyError
 from luffy.library_loading import without_collections
@@ -33,7 +32,7 @@ from luffy.rollout.vllm_limits import (
     cpu_cache_bytes,
     read_shape,
 )
-from luffy.rollout.vllm_worker import ReceivingWorker, WeightUpdate, first_failure
+from luffy.rollout.vllm_worker import WeightUpdate
 from luffy.types import FinishReason
 
 if TYPE_CHECKING:
@@ -290,14 +289,6 @@ class VLLMEngine:
                     for name in tensors.keys():  # noqa: SIM118 - not a mapping
                         update.load(name, tensors.get_tensor(name))
 
-    def join_broadcasts(self, invitation: Invitation, first_rank: int) -> str | None:
-        """Make every worker a member of the group in which `WeightUpdate.receive` receives, from `first_rank` on.
-
-        Returns None, or why it failed; the engine can be used either way.
-        """
-        with self._lock.held(), self._breaks_on_failure("joining a broadcast group"):
-            return first_failure(self._llm.collective_rpc("luffy_join", args=(invitation, first_rank)))
-
     def sleep(self, level: int = 2) -> None:
         """Release GPU memory for the trainer: level 1 offloads the weights to CPU memory, level 2 drops them.
 
@@ -449,7 +440,6 @@ def _engine_arguments(
         # update after the step would label those tokens with weights that did not sample them.
         "async_scheduling": False,
         "disable_log_stats": True,
-        "worker_extension_cls": f"{ReceivingWorker.__module__}.{ReceivingWorker.__qualname__}",
         "use_tqdm_on_load": False,
     }
     if not torch.cuda.is_available():

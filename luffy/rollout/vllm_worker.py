@@ -4,14 +4,13 @@ Tensor by tensor, since vLLM's own `reload_weights` only logs missing weights, a
 CPU.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar, cast
 
 import torch
 from torch import Tensor
 
-from luffy.broadcast_group import BroadcastFailed, BroadcastGroup, Invitation, TensorSpec
 from luffy.errors import LuffyError
 
 if TYPE_CHECKING:
@@ -81,13 +80,6 @@ class WeightUpdate:
         """Load a tensor on any device, under its Hugging Face name; it is released once its layer is complete."""
         self._missing -= self._on_worker(load_tensor, name, tensor)
 
-    def receive(self, specs: Sequence[TensorSpec]) -> str | None:
-        """Receive a broadcast in every worker; returns None, or why it failed, and then nothing of it is loaded."""
-        return first_failure(self._llm.collective_rpc("luffy_receive", args=(specs,)))
-
-    def load_received(self) -> None:
-        self._missing -= self._llm.collective_rpc("luffy_load_received")[0]
-
     def finish(self) -> None:
         """Complete the model. Raises LuffyError when some of its weights are missing."""
         self._on_worker(end_reload)
@@ -98,61 +90,6 @@ class WeightUpdate:
     def _on_worker(self, function: Callable[..., _Result], *arguments: object) -> _Result:
         """The result of `function(worker, *arguments)`, which is the same on every rank of the engine."""
         return self._llm.collective_rpc(function, args=arguments)[0]
-
-
-class ReceivingWorker:
-    """Methods added to vLLM's worker, which make it a member of the trainer's broadcast group.
-
-    They return a failure instead of raising it: vLLM's executor treats a worker that raises as lost.
-    """
-
-    _luffy_group: BroadcastGroup | None = None
-    _luffy_received: Sequence[tuple[str, Tensor]] = ()
-
-    def luffy_join(self, invitation: Invitation, first_rank: int) -> str | None:
-        """Leave the present group and join another, with rank `first_rank` plus this worker's own rank."""
-        worker = cast("Worker", self)
-        self._luffy_leave()
-        try:
-            self._luffy_group = invitation.join(first_rank + worker.rank, self._luffy_device)
-        except BroadcastFailed as failure:
-            return str(failure)
-        return None
-
-    def luffy_receive(self, specs: Sequence[TensorSpec]) -> str | None:
-        """Receive the next broadcast; after a failure the worker leaves the group."""
-        assert self._luffy_group is not None, "luffy_join comes first"
-        try:
-            tensors = self._luffy_group.receive(specs, self._luffy_device)
-        except BroadcastFailed as failure:
-            self._luffy_leave()
-            return str(failure)
-        self._luffy_received = [(spec.name, tensor) for spec, tensor in zip(specs, tensors, strict=True)]
-        return None
-
-    def luffy_load_received(self) -> set[str]:
-        """Load the tensors received last; returns the parameters that they fill in whole or in part."""
-        received, self._luffy_received = self._luffy_received, ()
-        filled: set[str] = set()
-        for name, tensor in received:
-            filled |= load_tensor(cast("Worker", self), name, tensor)
-        return filled
-
-    @property
-    def _luffy_device(self) -> torch.device:
-        device = cast("Worker", self).device
-        assert device is not None
-        return device
-
-    def _luffy_leave(self) -> None:
-        if self._luffy_group is not None:
-            self._luffy_group.close()
-            self._luffy_group = None
-
-
-def first_failure(answers: Sequence[str | None]) -> str | None:
-    """The first answer of a worker that has failed; None when all have succeeded."""
-    return next((answer for answer in answers if answer is not None), None)
 
 
 def begin_reload(worker: "Worker") -> set[str]:

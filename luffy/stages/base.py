@@ -65,11 +65,9 @@ def run(settings: BaseSettings, context: StageContext) -> StageResult:
         checkpoint_every=context.execution.checkpoint.base_every,
         seed=settings.seed,
     )
-    # A base is trained on this machine, whatever the ranks of SFT and RL share.
-    execution = context.execution.model_copy(update={"sequence_parallel": 1})
     initial = context.out / _INITIAL
     new_tiny_model(settings.model.architecture, tokenizer, settings.seed).save_pretrained(initial)
-    spec = SupervisedSpec(plan, execution, settings.model.dtype, initial, context.out, tokenizer.pad_token_id)
+    spec = SupervisedSpec(plan, context.execution, settings.model.dtype, initial, context.out, tokenizer.pad_token_id)
     with open_ranks("local", spec) as ranks:
         shutil.rmtree(initial)
         return run_supervised(settings, context, ranks, examples, plan, hours)

@@ -18,7 +18,6 @@ from luffy.stages.program import StageContext, StageResult, main
 from luffy.stages.supervised_run import run_supervised, trace_examples
 from luffy.stages.training_span import adopt_shorter_run
 from luffy.tracking.metrics import GpuHours
-from luffy.training.ranks import ShardRanks
 from luffy.training.supervised import SupervisedPlan, SupervisedSpec
 
 
@@ -67,8 +66,7 @@ def run(settings: SFTSettings, context: StageContext) -> StageResult:
                 with answers_after(step) as engine:
                     return metrics(step, engine)
 
-        shards = ShardRanks(ranks, context.execution.sequence_parallel)
-        return run_supervised(settings, context, shards, examples, plan, hours, measure_weights)
+        return run_supervised(settings, context, ranks, examples, plan, hours, measure_weights)
 
 
 if __name__ == "__main__":

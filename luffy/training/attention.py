@@ -1,13 +1,9 @@
-"""How the decoder layers of models in training run: their attention, shared by ranks or not, and their compilation.
+"""How the decoder layers of models in training run: their attention and their compilation.
 
 Attention is causal, each sequence by itself, and without a mask. Rows are padded on the right, where a causal model
 never looks, and positions that are padding carry no loss. So padded rows need no mask. For packed rows a GPU's kernel
 gets the start of each sequence, in one call a layer; a CPU attends sequence by sequence. With a mask, memory would grow
 with the square of a micro-batch's tokens.
-
-Ranks that share sequences each exchange their slice of all heads for whole rows of their share of heads: DeepSpeed
-Ulysses, arXiv 2309.14509, section 3. An all-to-all of queries, keys and values comes before attention, and one of its
-output after it.
 
 Layers are compiled by torch.compile (`execution.compile`), that is what surrounds attention: norms, rotations,
 projections, MLP. Attention is left out: it has kernels of its own, and would be compiled again for the bounds of every
@@ -17,14 +13,12 @@ Shape legend: `B` rows, `T` tokens, `A` attention heads, `D` size of a head, `H`
 """
 
 import logging
-import math
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TypeAlias
 
 import torch
-from deepspeed.sequence.layer import DistributedAttention
 from torch import Tensor, nn
 from torch.fx.experimental import _config as shape_config
 from torch.nn import functional as F
@@ -32,22 +26,15 @@ from torch.nn.attention.varlen import varlen_attn
 from transformers import AttentionInterface, PreTrainedModel
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from luffy.config.execution import AttentionKind, ExecutionConfig
+from luffy.config.execution import ExecutionConfig
 from luffy.errors import ConfigError, DataError
-from luffy.training.ranks import WHOLE_SEQUENCES, RankMesh, rank_mesh, to_device
+from luffy.training.ranks import to_device
 
 logger = logging.getLogger(__name__)
 AttentionInputs: TypeAlias = Mapping[str, Tensor | int]
 """Further keyword arguments of a decoder, which it passes on to each of its attention layers."""
 SDPA_BY_SEQUENCE = "sdpa_by_sequence"
 """The name of `attend_by_sequence` in transformers' attention interface."""
-_NAMES: Mapping[AttentionKind, str] = {
-    "sdpa": SDPA_BY_SEQUENCE,
-    "flash_attention_2": "flash_attention_2",
-    "flash_attention_3": "flash_attention_3",
-    "flex": "flex_attention",
-}
-"""What transformers calls each implementation."""
 _BLOCK = 512
 """Queries that attend through a sliding window at the same time."""
 _LEAK = 0.05
@@ -55,34 +42,18 @@ _LEAK = 0.05
 
 
 def set_attention(causal_lm: PreTrainedModel, execution: ExecutionConfig) -> ExecutionConfig:
-    """Let a model attend as `execution.attention` says, on the device where it is now.
+    """Let a model attend sequence by sequence where it can, on the device where it is now.
 
-    Returns `execution`, with `packing` decided. Raises ConfigError where the implementation cannot run, DataError for a
-    model that cannot use it, whose packed sequences would see each other, or whose sequences cannot be shared by ranks.
-    Collective where they are shared.
+    Returns `execution`, with `packing` decided. Raises DataError where it is true for a model that has another kind of
+    attention, or whose packed sequences would see each other.
     """
-    wanted = execution.attention
-    if wanted != "sdpa" and causal_lm.device.type != "cuda":
-        raise ConfigError(f"execution.attention: {wanted} needs a GPU, and torch sees none; use sdpa")
     if not _attends_plainly(causal_lm):
-        settings = {
-            "packing: true": execution.packing is True,
-            f"attention: {wanted}": wanted != "sdpa",
-            f"sequence_parallel: {execution.sequence_parallel}": execution.sequence_parallel > 1,
-        }
-        for setting in (name for name, is_set in settings.items() if is_set):
-            raise DataError(
-                f"execution.{setting} does not support {type(causal_lm).__name__}; use packing: false, attention: sdpa "
-                "and sequence_parallel: 1"
-            )
+        if execution.packing:
+            raise DataError(f"execution.packing: true does not support {type(causal_lm).__name__}; use packing: false")
         return _with(execution, packing=False)  # transformers' sdpa, with whatever masks this model needs
-    try:
-        causal_lm.set_attn_implementation(_NAMES[wanted])
-    except (ImportError, ValueError) as error:
-        reason = str(error).splitlines()[0]
-        raise ConfigError(f"execution.attention: {wanted} is not available ({reason}); use sdpa") from None
+    causal_lm.set_attn_implementation(SDPA_BY_SEQUENCE)
     packed = _with(execution, packing=True)
-    is_packed = _has_one_call(causal_lm, wanted) if execution.packing is None else execution.packing
+    is_packed = _has_one_call(causal_lm) if execution.packing is None else execution.packing
     if is_packed and _mixes_sequences(causal_lm, packed):
         if execution.packing:
             raise DataError(
@@ -90,8 +61,6 @@ def set_attention(causal_lm: PreTrainedModel, execution: ExecutionConfig) -> Exe
                 "false"
             )
         is_packed = False
-    if execution.sequence_parallel > 1:
-        _share_sequences(causal_lm, rank_mesh(execution.sequence_parallel))
     return packed if is_packed else _with(execution, packing=False)
 
 
@@ -99,12 +68,12 @@ def _with(execution: ExecutionConfig, **decided: bool) -> ExecutionConfig:
     return execution.model_copy(update=decided)
 
 
-def _has_one_call(causal_lm: PreTrainedModel, attention: AttentionKind) -> bool:
+def _has_one_call(causal_lm: PreTrainedModel) -> bool:
     """Whether all sequences of a packed row attend in one call."""
     config = causal_lm.config
     size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     head = torch.empty(size, dtype=causal_lm.dtype, device=causal_lm.device)
-    return attention.startswith("flash") or (attention == "sdpa" and has_packed_kernel(head, head))
+    return has_packed_kernel(head, head)
 
 
 @contextmanager
@@ -121,21 +90,20 @@ def attention_for_generation(causal_lm: PreTrainedModel) -> Iterator[None]:
 def attention_inputs(position_ids_BT: Tensor, execution: ExecutionConfig) -> AttentionInputs:
     """Where the sequences of a packed micro-batch begin and end; empty for padded rows.
 
-    Each sequence begins at position 0. `flex` reads that from the positions by itself. They are best on the CPU: then
-    no GPU is waited for.
+    Each sequence begins at position 0. The positions are best on the CPU: then no GPU is waited for.
     """
-    if not execution.packing or execution.attention == "flex":
+    if not execution.packing:
         return {}
     starts = (position_ids_BT.flatten() == 0).nonzero().flatten().to(torch.int32).cpu()
     on_cpu = torch.cat([starts, starts.new_tensor([position_ids_BT.numel()])])
     bounds, longest = to_device(on_cpu), int(on_cpu.diff().max())
-    found: AttentionInputs = {
+    return {
         "cu_seq_lens_q": bounds,
         "cu_seq_lens_k": bounds,
         "max_length_q": longest,
         "max_length_k": longest,
+        "sequence_bounds": on_cpu,
     }
-    return {**found, "sequence_bounds": on_cpu} if execution.attention == "sdpa" else found
 
 
 def attend_by_sequence(
@@ -250,76 +218,6 @@ def _mixes_sequences(causal_lm: PreTrainedModel, execution: ExecutionConfig) -> 
     )  # fmt: skip
     causal_lm.train(was_training)
     return bool((together - alone).norm() > _LEAK * alone.norm())
-
-
-def _share_sequences(causal_lm: PreTrainedModel, mesh: RankMesh) -> None:
-    """Let the ranks of `mesh` share each sequence; raises DataError for a model that then computes something else."""
-    heads = causal_lm.config.num_attention_heads
-    if heads % mesh.slices:
-        raise DataError(
-            f"execution.sequence_parallel: {mesh.slices} does not divide the {heads} attention heads of "
-            f"{type(causal_lm).__name__}; use a number that does"
-        )
-    alone = _states(causal_lm, WHOLE_SEQUENCES, 4 * mesh.slices)
-    name = f"{SDPA_BY_SEQUENCE}_over_{mesh.slices}_ranks"
-    AttentionInterface.register(name, over_slices(attend_by_sequence, mesh))
-    causal_lm.set_attn_implementation(name)
-    together = _states(causal_lm, mesh, 4 * mesh.slices)
-    if (together - alone).norm() > _LEAK * alone.norm():
-        raise DataError(
-            f"execution.sequence_parallel: the layers of {type(causal_lm).__name__} need whole sequences; use 1"
-        )
-
-
-@torch.no_grad()
-def _states(causal_lm: PreTrainedModel, mesh: RankMesh, num_tokens: int) -> Tensor:
-    """`(1, H, T)` hidden states of a sequence, computed by all ranks that share it."""
-    was_training = causal_lm.training
-    causal_lm.eval()
-    position_1T = torch.arange(num_tokens, device=causal_lm.device).unsqueeze(0)
-    found = causal_lm.get_decoder()(
-        input_ids=mesh.own_slice(position_1T % causal_lm.config.vocab_size),
-        position_ids=mesh.own_slice(position_1T),
-        use_cache=False,
-    )
-    causal_lm.train(was_training)
-    return mesh.join(found.last_hidden_state.float().transpose(1, 2))
-
-
-_TOKENS, _HEADS = 1, 2
-"""Dimensions of the tensors that DeepSpeed exchanges, `(B, T, A, D)`."""
-
-
-Attention: TypeAlias = Callable[..., tuple[Tensor, None]]
-"""An entry of transformers' attention interface: from `(B, A, T, D)` to `(B, T, A, D)`."""
-
-
-def over_slices(attend: Attention, mesh: RankMesh) -> Attention:
-    """Attention of a slice's queries to whole rows, computed by `attend`; the ranks of a shard call it together.
-
-    The number of slices has to divide the query heads. Key heads are repeated where it does not divide them.
-    """
-
-    def attend_slice(
-        module: nn.Module,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        attention_mask: Tensor | None,
-        **settings: object,
-    ) -> tuple[Tensor, None]:
-        def attend_rows(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-            rows = (tensor.transpose(_TOKENS, _HEADS) for tensor in (query, key, value))
-            return attend(module, *rows, attention_mask, **settings)[0]
-
-        exchange = DistributedAttention(attend_rows, mesh.same_shard, scatter_idx=_HEADS, gather_idx=_TOKENS)
-        # The fewest repeats that give every slice the same number of key heads.
-        repeats = math.lcm(key.shape[1], mesh.slices) // key.shape[1]
-        heads = (query, *(tensor.repeat_interleave(repeats, dim=1) for tensor in (key, value)))
-        found: Tensor = exchange(*(tensor.transpose(_TOKENS, _HEADS) for tensor in heads), batch_dim_idx=0)
-        return found, None
-
-    return attend_slice
 
 
 _LEFT_OUT: set[str] = set()

@@ -13,7 +13,7 @@ from luffy.config.training import CriticConfig
 from luffy.training.attention import AttentionInputs, compile_layers, set_attention
 from luffy.training.deepspeed_engine import ClippedStep, check_finite, start_engine
 from luffy.training.policy_model import micro_batches, model_inputs, response_scores, score
-from luffy.training.ranks import WHOLE_SEQUENCES, RankMesh, device, rank_mesh, to_device
+from luffy.training.ranks import device, sum_over_ranks, to_device
 from luffy.types import TrainBatch
 
 _NO_VARIANCE = 1e-12
@@ -35,10 +35,9 @@ class ValueHead(nn.Module):
 class ValueModel(nn.Module):
     """The decoder of a causal language model with a value head in place of the output embeddings."""
 
-    def __init__(self, causal_lm: PreTrainedModel, mesh: RankMesh = WHOLE_SEQUENCES) -> None:
+    def __init__(self, causal_lm: PreTrainedModel) -> None:
         super().__init__()
         self.decoder = causal_lm.get_decoder()
-        self._mesh = mesh
         self.head = ValueHead(causal_lm.config.hidden_size)
 
     def forward(
@@ -56,9 +55,7 @@ class ValueModel(nn.Module):
         def head(hidden_NH: Tensor, target_N: Tensor, place_N: Tensor) -> tuple[Tensor, ...]:
             return (self.head(hidden_NH),)
 
-        (value_BT,) = response_scores(
-            self.decoder, head, input_ids_BT, position_ids_BT, response_mask_BT, attention, self._mesh
-        )
+        (value_BT,) = response_scores(self.decoder, head, input_ids_BT, position_ids_BT, response_mask_BT, attention)
         return value_BT
 
 
@@ -74,8 +71,7 @@ class Critic:
         if execution.gradient_checkpointing:
             causal_lm.gradient_checkpointing_enable({"use_reentrant": False})
         causal_lm.train()
-        self._mesh = rank_mesh(execution.sequence_parallel)
-        model = ValueModel(causal_lm, self._mesh).to(device())
+        model = ValueModel(causal_lm).to(device())
         self.engine = start_engine(model, config.optimizer, execution, dtype)
         # Tries the decoder, whose weights the engine may have to gather.
         self._execution = compile_layers(causal_lm, set_attention(causal_lm, execution))
@@ -99,7 +95,7 @@ class Critic:
         """Add the gradient of a batch to the engine without stepping; returns the batch's metrics."""
         mask_BT = batch.response_mask_BT.double()
         return_sum = (mask_BT * batch.return_BT.double()).sum()
-        num_tokens, return_sum = self._mesh.sum_over_shards(torch.stack([mask_BT.sum(), return_sum]))
+        num_tokens, return_sum = sum_over_ranks(torch.stack([mask_BT.sum(), return_sum]))
         weight_BT = mask_BT / num_tokens.clamp(min=1)
         return_mean = float(return_sum / num_tokens.clamp(min=1))
         sums = torch.zeros(7, dtype=torch.float64, device=device())
@@ -120,7 +116,7 @@ class Critic:
             )  # fmt: skip
             mask_BT = micro.response_mask_BT
             sums += torch.stack([torch.where(mask_BT, column_BT.double(), 0.0).sum() for column_BT in columns])
-        total, *others = self._mesh.sum_over_shards(sums).tolist()
+        total, *others = sum_over_ranks(sums).tolist()
         loss, value, error, error_square, return_variance, clipped = (each / max(total, 1) for each in others)
         check_finite("critic's loss", loss)
         summary = {

@@ -82,12 +82,9 @@ def deepspeed_config(
 def _basic_config(
     dtype: DType, execution: ExecutionConfig, further: Mapping[str, object] = _NOTHING
 ) -> dict[str, object]:
-    zero: dict[str, object] = {"stage": execution.zero_stage, "overlap_comm": False}
-    if execution.offload_parameters:
-        zero["offload_param"] = {"device": "cpu"}
     return {
         "train_micro_batch_size_per_gpu": 1,
-        "zero_optimization": {**zero, **further},
+        "zero_optimization": {"stage": execution.zero_stage, "overlap_comm": False, **further},
         # Under ZeRO 1, unless the optimizer is offloaded, a gradient is added to its float32 sum and dropped as soon as
         # it exists: no whole gradient in bfloat16 lies beside the sum, to be zeroed and added to for every micro-batch.
         "bf16": {"enabled": dtype == "bfloat16", "immediate_grad_update": True},

@@ -18,7 +18,6 @@ import torch.distributed as dist
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from luffy.broadcast_group import BroadcastGroup
 from luffy.config.execution import ExecutionConfig
 from luffy.config.group import AdvantageConfig, GeneralizedAdvantage
 from luffy.config.objective import ObjectiveConfig
@@ -47,7 +46,7 @@ from luffy.training.policy import (
     check_fits,
 )
 from luffy.training.policy_model import Adapter, refuse_processed_logits
-from luffy.training.ranks import Ranks, call_everywhere
+from luffy.training.ranks import Ranks, call_everywhere, sum_over_ranks
 from luffy.training.update_metrics import ModelFlops, PartTimes, process_metrics
 from luffy.types import Group, TrainBatch, Trajectory
 
@@ -102,9 +101,9 @@ class Learner:
         """
         if not shard.updates:
             return {}
-        times, mesh = PartTimes(), self.policy.mesh
+        times = PartTimes()
         with times.part("batch"):  # with a critic, also its values
-            batch = batch_of(shard, self.objective.advantage, self.pad_id, mesh.sum_over_shards, self.critic)
+            batch = batch_of(shard, self.objective.advantage, self.pad_id, sum_over_ranks, self.critic)
         if len(shard.updates) > 1:
             # With several updates the policy moves away from the old one; with a single update they are equal.
             with times.part("logp_old"):
@@ -118,7 +117,7 @@ class Learner:
         with times.part("update"):
             history = [self._update(take_rows(batch, rows), step, update) for update, rows in enumerate(shard.updates)]
         teaching = 0.0 if self.teacher is None else self.teacher.forward_flops(shard.rows)
-        times.count((self._flops(batch, len(shard.updates), step) + teaching) / mesh.slices)
+        times.count(self._flops(batch, len(shard.updates), step) + teaching)
         means = {}
         for name in dict.fromkeys(name for metrics in history for name in metrics):
             values = [metrics[name] for metrics in history if name in metrics]
@@ -126,7 +125,7 @@ class Learner:
         # The share of zero-variance groups: all their tokens, on every rank, have advantage 0.
         learned_P, group_B = torch.zeros(len(shard.accuracies)), torch.tensor(shard.groups, dtype=torch.long)
         learned_P.index_add_(0, group_B, (batch.advantage_BT * batch.response_mask_BT).any(dim=-1).float())
-        means["batch/zero_advantage_share"] = float((mesh.sum_over_shards(learned_P) == 0).double().mean())
+        means["batch/zero_advantage_share"] = float((sum_over_ranks(learned_P) == 0).double().mean())
         return means | times.metrics() | process_metrics()
 
     def sft_step(self, shard: Shard, step: int) -> Metrics:
@@ -228,10 +227,6 @@ class TrainerRank:
         self._learner = _learner(spec)
         self.version = 0
         """Number of RL steps that the current weights were trained for."""
-        self.broadcast_group: BroadcastGroup | None = None
-        """The group in which rank 0 sends its weights to the engines, once formed."""
-        self.broadcast_failures = 0
-        """How often in a row none formed although all engines lived."""
         self._checkpoints = CheckpointStore(spec.out, spec.execution.checkpoint.keep)
 
     @property

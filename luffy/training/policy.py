@@ -38,7 +38,7 @@ from luffy.training.policy_model import (
     refuse_processed_logits,
     score,
 )
-from luffy.training.ranks import device, rank_mesh, to_device
+from luffy.training.ranks import device, sum_over_ranks, to_device
 from luffy.training.update_metrics import ModelFlops, UpdateMetrics
 from luffy.types import TrainBatch, Trajectory
 
@@ -65,8 +65,7 @@ class Policy:
         if execution.gradient_checkpointing:
             causal_lm.gradient_checkpointing_enable({"use_reentrant": False})
         causal_lm.train()
-        self.mesh = rank_mesh(execution.sequence_parallel)
-        model = PolicyModel(causal_lm, temperature, execution.logprob_chunk_tokens, self.mesh).to(device())
+        model = PolicyModel(causal_lm, temperature, execution.logprob_chunk_tokens).to(device())
         refuse_processed_logits(causal_lm)
         self.engine = start_engine(model, optimizer, execution, dtype)
         # Tries the decoder, whose weights the engine may have to gather.
@@ -106,7 +105,7 @@ class Policy:
 
     def accumulate(self, batch: TrainBatch, objective: StepObjective) -> dict[str, float]:
         """Add the gradient of a batch to the engine without stepping; returns the batch's metrics."""
-        weight_KBT = token_weights(objective, batch, self.mesh.sum_over_shards)
+        weight_KBT = token_weights(objective, batch, sum_over_ranks)
         entropy: Entropy = "gradient" if needs_entropy_gradient(objective.terms) else "value"
         untempered = self._temperature != 1.0 and needs_untempered(objective.terms)
         metrics = UpdateMetrics(objective.terms)
@@ -134,10 +133,10 @@ class Policy:
                 selected_BT=micro.response_mask_BT,
             )
             output = objective_loss(objective.terms, tokens, micro_weight_KBT)
-            # DeepSpeed averages gradients over ranks, but the weights are already normalised over all shards.
+            # DeepSpeed averages gradients over ranks, but the weights are already normalised over all ranks.
             self.engine.backward(output.loss * self.engine.world_size)
             metrics.add(micro, tokens, micro_weight_KBT, output)
-        summary = metrics.summary(self.mesh.sum_over_shards)
+        summary = metrics.summary(sum_over_ranks)
         check_finite("loss", summary["actor/loss"])
         return summary
 
@@ -246,8 +245,7 @@ class FrozenPolicy:
     ) -> None:
         causal_lm.eval()
         causal_lm.requires_grad_(False)
-        mesh = rank_mesh(execution.sequence_parallel)
-        model = PolicyModel(causal_lm, temperature, execution.logprob_chunk_tokens, mesh).to(device())
+        model = PolicyModel(causal_lm, temperature, execution.logprob_chunk_tokens).to(device())
         model.head.vocabulary = vocabulary
         dtype: DType = "bfloat16" if causal_lm.dtype == torch.bfloat16 else "float32"
         self._run: nn.Module = start_frozen_engine(model, execution, dtype) if is_sharded(causal_lm) else model

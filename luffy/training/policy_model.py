@@ -33,7 +33,7 @@ from luffy.training.attention import AttentionInputs, attention_inputs
 from luffy.training.batching import dummy_micro_batch, split_into_micro_batches
 from luffy.training.fused_head import Entropy, LogProbHead
 from luffy.training.model_folder import FolderWeight, own_weight
-from luffy.training.ranks import WHOLE_SEQUENCES, RankMesh, device, max_over_ranks, to_device
+from luffy.training.ranks import device, max_over_ranks, to_device
 from luffy.types import TrainBatch
 
 if TYPE_CHECKING:
@@ -50,13 +50,10 @@ class PolicyModel(nn.Module):
     Owns the decoder and the output embeddings; `causal_lm` holds the same weights, named as in the model folder.
     """
 
-    def __init__(
-        self, causal_lm: PreTrainedModel, temperature: float, chunk_tokens: int, mesh: RankMesh = WHOLE_SEQUENCES
-    ) -> None:
+    def __init__(self, causal_lm: PreTrainedModel, temperature: float, chunk_tokens: int) -> None:
         super().__init__()
         self.decoder = causal_lm.get_decoder()
         self.head = LogProbHead(causal_lm.get_output_embeddings(), temperature, chunk_tokens)
-        self._mesh = mesh
         # In a tuple, so that torch does not register the weights a second time under other names.
         self._causal_lm = (causal_lm,)
 
@@ -86,13 +83,11 @@ class PolicyModel(nn.Module):
                 return self.head.most_probable(hidden_NH, target_N, top_k)
             choice_NC = None
             if choice_BTC is not None:
-                choice_CBT = self._mesh.own_slice(F.pad(choice_BTC[:, 1:], (0, 0, 0, 1)).permute(2, 0, 1))
+                choice_CBT = F.pad(choice_BTC[:, 1:], (0, 0, 0, 1)).permute(2, 0, 1)
                 choice_NC = choice_CBT.flatten(1).index_select(1, place_N).T.long()
             return self.head(hidden_NH, target_N, entropy, untempered, choice_NC)
 
-        return response_scores(
-            self.decoder, head, input_ids_BT, position_ids_BT, response_mask_BT, attention, self._mesh
-        )
+        return response_scores(self.decoder, head, input_ids_BT, position_ids_BT, response_mask_BT, attention)
 
 
 def response_scores(
@@ -102,28 +97,23 @@ def response_scores(
     position_ids_BT: Tensor,
     response_mask_BT: Tensor,
     attention: AttentionInputs,
-    mesh: RankMesh,
 ) -> Tensor:
     """`(S, B, T)` the scores that `head` computes of response tokens, 0 elsewhere.
 
-    `head` maps `(N, H)` hidden states, the `(N,)` tokens that follow them and their places among this rank's `B x T` to
-    float32 scores `(N,)`. Where ranks share sequences, each computes those of its slice, and all get the whole rows.
-    The mask is best on the CPU: nothing then waits for a GPU to count the response tokens.
+    `head` maps `(N, H)` hidden states, the `(N,)` tokens that follow them and their places among `B x T` to float32
+    scores `(N,)`. The mask is best on the CPU: nothing then waits for a GPU to count the response tokens.
     """
-    predicts_BT = mesh.own_slice(F.pad(response_mask_BT[:, 1:], (0, 1)))
+    predicts_BT = F.pad(response_mask_BT[:, 1:], (0, 1))
     place_N = to_device(predicts_BT.flatten().nonzero().squeeze(-1))
     hidden_BTH = decoder(
-        input_ids=mesh.own_slice(input_ids_BT),
-        position_ids=mesh.own_slice(position_ids_BT),
-        use_cache=False,
-        **attention,
+        input_ids=input_ids_BT, position_ids=position_ids_BT, use_cache=False, **attention
     ).last_hidden_state
-    next_id_BT = mesh.own_slice(F.pad(input_ids_BT[:, 1:], (0, 1)))
+    next_id_BT = F.pad(input_ids_BT[:, 1:], (0, 1))
     hidden_NH, next_id_N = (one.index_select(0, place_N) for one in (hidden_BTH.flatten(0, 1), next_id_BT.flatten()))
     score_SN = torch.stack(head(hidden_NH, next_id_N, place_N))
     nothing = torch.zeros(len(score_SN), predicts_BT.numel(), device=hidden_BTH.device)
     score_SBT = nothing.index_copy(1, place_N, score_SN).unflatten(1, predicts_BT.shape)
-    return F.pad(mesh.join(score_SBT)[..., :-1], (1, 0))
+    return F.pad(score_SBT[..., :-1], (1, 0))
 
 
 @torch.no_grad()
@@ -195,7 +185,7 @@ def micro_batches(
     """
     packed = bool(execution.packing)
     # torch would compile again for a width of 1.
-    multiple = _COMPILED_MULTIPLE if execution.compile else execution.sequence_parallel
+    multiple = _COMPILED_MULTIPLE if execution.compile else 1
     micros = split_into_micro_batches(batch, weight_KBT, execution.micro_batch_tokens, packed, multiple)
     missing = max_over_ranks(len(micros)) - len(micros)
     yield from micros + [dummy_micro_batch(batch, weight_KBT, multiple)] * missing

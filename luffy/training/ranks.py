@@ -1,26 +1,12 @@
-"""The ranks of a training stage: their process group, their mesh of shards and slices, and calls on all of them.
+"""The ranks of a training stage: their process group, and calls on all of them.
 
-The process group comes from `torchrun`'s environment, or is a group of one. The mesh says which ranks hold the same
-rows, and which tokens each computes. With `execution.sequence_parallel: N`, N consecutive ranks hold the same shard of
-the rows. Every micro-batch is cut into N slices of equal width, and a rank runs the model's layers on one of them.
-Attention exchanges slices for heads (`luffy.training.attention`), and the scores of all slices are joined before the
-loss.
-
-So every rank of a shard computes the same losses, denominators and metrics from whole rows, and they are summed over
-shards, not over ranks. Its gradient is that of the shard's loss through the scores of its own slice. The gradient of
-the step is therefore the sum over all ranks, as it is without slices.
-
-For their driver, `Ranks` is one method that is called on all of them at once. Ranks hold collectives, so every rank has
-to receive the same calls in the same order. They live in this process (`LocalRanks`) or in Ray actors
-(`luffy.cluster.ray_engine`).
-
-Shape legend: `B` rows, `T` tokens.
+The process group comes from `torchrun`'s environment, or is a group of one. For their driver, `Ranks` is one method
+that is called on all of them at once. Ranks hold collectives, so every rank has to receive the same calls in the same
+order. They live in this process (`LocalRanks`) or in Ray actors (`luffy.cluster.ray_engine`).
 """
 
-import functools
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import Generic, Protocol, TypeVar, TypeVarTuple
@@ -84,12 +70,12 @@ def to_device(tensor: Tensor) -> Tensor:
     return tensor.pin_memory().to(where, non_blocking=True) if where.type == "cuda" else tensor.to(where)
 
 
-def sum_over_ranks(tensor: Tensor, group: dist.ProcessGroup | None = None) -> Tensor:
-    """The sum of `tensor` over the ranks of `group`, on its own device; None: over all ranks."""
-    if dist.get_world_size(group) == 1:
+def sum_over_ranks(tensor: Tensor) -> Tensor:
+    """The sum of `tensor` over all ranks, on its own device."""
+    if dist.get_world_size() == 1:
         return tensor
     total = tensor.to(device())
-    dist.all_reduce(total, group=group)
+    dist.all_reduce(total)
     return total.to(tensor.device)
 
 
@@ -100,76 +86,6 @@ def max_over_ranks(value: int) -> int:
     largest = torch.tensor(value, device=device())
     dist.all_reduce(largest, op=dist.ReduceOp.MAX)
     return int(largest)
-
-
-@dataclass(frozen=True, slots=True)
-class RankMesh:
-    """The place of this rank in the mesh."""
-
-    slices: int = 1
-    """Ranks that share each sequence."""
-    same_shard: dist.ProcessGroup | None = None
-    """Ranks that hold the same rows, in the order of their slices; None: this rank alone."""
-    same_slice: dist.ProcessGroup | None = None
-    """Ranks that have the same slice, one for each shard; None: all ranks."""
-
-    def own_slice(self, tensor: Tensor) -> Tensor:
-        """This rank's slice of `(..., T)`; the number of slices has to divide T."""
-        if self.slices == 1:
-            return tensor
-        return tensor.chunk(self.slices, dim=-1)[dist.get_rank(self.same_shard)]
-
-    def join(self, own: Tensor) -> Tensor:
-        """`(..., T)` from the slices of all ranks that share the rows; the inverse of `own_slice`, differentiable.
-
-        The gradient of a slice is that of this rank's loss alone, which has to be the same on all of these ranks.
-        """
-        if self.slices == 1:
-            return own
-        joined: Tensor = _Join.apply(own, self)
-        return joined
-
-    def sum_over_shards(self, tensor: Tensor) -> Tensor:
-        """The sum of `tensor` over all shards, on its own device; equal on the ranks of a shard before and after."""
-        return sum_over_ranks(tensor, self.same_slice)
-
-
-WHOLE_SEQUENCES = RankMesh()
-"""Every rank has rows of its own, and computes all of their tokens."""
-
-
-@functools.cache
-def rank_mesh(slices: int) -> RankMesh:
-    """The mesh of all ranks in which `slices` of them share each sequence.
-
-    The first call with `slices` above 1 is collective; the process group has to exist.
-    """
-    if slices == 1:
-        return WHOLE_SEQUENCES
-    num_ranks = dist.get_world_size()
-    assert num_ranks % slices == 0, "ExecutionConfig has checked the number of ranks"
-    init_deepspeed_comm()
-    shards = [list(range(first, first + slices)) for first in range(0, num_ranks, slices)]
-    return RankMesh(slices, _own_group(shards), _own_group([list(column) for column in zip(*shards, strict=True)]))
-
-
-def _own_group(groups: Sequence[list[int]]) -> dist.ProcessGroup:
-    own, _ = dist.new_subgroups_by_enumeration(groups, timeout=TIMEOUT)
-    return own
-
-
-class _Join(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: torch.autograd.function.FunctionCtx, own: Tensor, mesh: RankMesh) -> Tensor:
-        ctx.mesh = mesh  # type: ignore[attr-defined]
-        parts = [torch.empty_like(own, memory_format=torch.contiguous_format) for _ in range(mesh.slices)]
-        dist.all_gather(parts, own.contiguous(), group=mesh.same_shard)
-        return torch.cat(parts, dim=-1)
-
-    @staticmethod
-    def backward(ctx: torch.autograd.function.FunctionCtx, *gradients: Tensor) -> tuple[Tensor, None]:
-        # No sum over ranks: each of them has computed the same loss, which counts once.
-        return ctx.mesh.own_slice(gradients[0]), None  # type: ignore[attr-defined]
 
 
 Rank = TypeVar("Rank")
@@ -213,29 +129,6 @@ def call_everywhere(
 ) -> Result:
     """Call `method` with the same arguments on every rank; returns the result of rank 0."""
     return ranks.call(method, [arguments] * ranks.num_ranks)[0]
-
-
-class ShardRanks(Generic[Rank]):
-    """Presents each `slices` consecutive ranks, which share their sequences (`luffy.training.ranks`), as one."""
-
-    def __init__(self, ranks: Ranks[Rank], slices: int) -> None:
-        self._ranks = ranks
-        self._slices = slices
-
-    @property
-    def num_ranks(self) -> int:
-        return self._ranks.num_ranks // self._slices
-
-    @property
-    def num_gpus(self) -> int:
-        return self._ranks.num_gpus
-
-    def call(
-        self, method: Callable[[Rank, *_Arguments], Result], arguments: Sequence[tuple[*_Arguments]]
-    ) -> list[Result]:
-        """Call `method` on every rank with the arguments of its shard; one result for each shard."""
-        repeated = [of_shard for of_shard in arguments for _ in range(self._slices)]
-        return self._ranks.call(method, repeated)[:: self._slices]
 
 
 class LocalRanks(Generic[Rank]):

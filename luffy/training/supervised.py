@@ -103,8 +103,7 @@ class SupervisedRank:
         with times.part("update"):
             metrics = self.policy.update(batch, objective, lr)
         if self.policy.flops is not None:
-            flops = self.policy.flops.training(batch.row_lengths, batch.num_scored)
-            times.count(flops / self.policy.mesh.slices)
+            times.count(self.policy.flops.training(batch.row_lengths, batch.num_scored))
         return metrics | times.metrics() | process_metrics()
 
     def _batch(self, shard: Shard) -> TrainBatch:

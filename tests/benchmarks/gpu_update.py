@@ -1,37 +1,30 @@
-"""One GPU: time, MFU, peak memory and kernels of a policy update in bfloat16, by layout, and what `luffy plan` says.
+"""One GPU: time, MFU and peak memory of a policy update in bfloat16, by layout, and what `luffy plan` says.
 
-Run: python tests/benchmarks/gpu_update.py [SHAPE or SHAPE/LAYOUT ...]     (0.5B, 1.5B, 7B-lora; `tiny` runs on a CPU)
+Run: python tests/benchmarks/gpu_update.py [SHAPE or SHAPE/LAYOUT ...]     (0.5B, 1.5B; `tiny` runs on a CPU)
      python tests/benchmarks/gpu_update.py "0.5B/packed" "0.5B/packed, compiled"
 
 Random weights of a real shape. All layouts of a shape update on the same rows: prompts of 256 tokens, responses of
 uneven lengths up to 1,792, in two micro-batches or more. Tokens are those of the rows, without padding. MFU counts what
 the model has to compute (`luffy.training.update_metrics`), so padding and recomputation lower it. The time is that of
 the fastest of three updates, after two that are not timed. The estimate is that of the trainer's GPU, without its
-allowance for the CUDA context, which torch's peak does not include. One more update runs under torch's profiler, which
-counts what was launched; on a CPU, torch's operations take the place of kernels.
+allowance for the CUDA context, which torch's peak does not include.
 """
 
 import gc
 import sys
 import time
-from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import torch
-from torch.autograd import DeviceType
-from torch.profiler import ProfilerActivity, profile
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from luffy.config import load_experiment
-from luffy.config.model import LoRAConfig
 from luffy.model_shape import from_model_config
 from luffy.objectives.schedules import objective_at
 from luffy.pipeline.memory import GIB, estimate_memory
 from luffy.training.batching import collate
 from luffy.training.policy import Policy
-from luffy.training.policy_model import Adapter
 from luffy.training.ranks import device, init_process_group
 from luffy.training.update_metrics import peak_flops
 from luffy.types import FinishReason, Outcome, Source, TrainBatch, Trajectory
@@ -45,8 +38,6 @@ SHAPES = {
                         num_attention_heads=14, num_key_value_heads=2, tie_word_embeddings=True),
     "1.5B": Qwen2Config(vocab_size=151_936, hidden_size=1536, intermediate_size=8960, num_hidden_layers=28,
                         num_attention_heads=12, num_key_value_heads=2, tie_word_embeddings=True),
-    "7B-lora": Qwen2Config(vocab_size=152_064, hidden_size=3584, intermediate_size=18_944, num_hidden_layers=28,
-                           num_attention_heads=28, num_key_value_heads=4, tie_word_embeddings=False),
 }  # fmt: skip
 DEFAULT = ("execution.packing=null", "execution.compile=null")
 """Of a stage that is long enough to be compiled."""
@@ -59,7 +50,6 @@ LAYOUTS: dict[str, dict[str, tuple[str, ...]]] = {
         "padded": (TOKENS(16_384),),
         "packed": (TOKENS(16_384), PACKED),
         "packed, compiled": (TOKENS(16_384), PACKED, "execution.compile=true"),
-        "packed, flex": (TOKENS(16_384), PACKED, "execution.attention=flex"),
         "packed, checkpointing": (TOKENS(16_384), PACKED, CHECKPOINTING),
         "packed, checkpointing, ZeRO 3": (TOKENS(16_384), PACKED, CHECKPOINTING, "execution.zero_stage=3"),
         "packed, optimizer offloaded": (TOKENS(16_384), PACKED, "execution.offload_optimizer=true"),
@@ -72,10 +62,7 @@ LAYOUTS: dict[str, dict[str, tuple[str, ...]]] = {
         "packed, checkpointing": (TOKENS(8192), PACKED, CHECKPOINTING),
         "packed, checkpointing, 32,768 tokens": (TOKENS(32_768), PACKED, CHECKPOINTING),
     },
-    "7B-lora": {"packed, checkpointing": (TOKENS(16_384), PACKED, CHECKPOINTING)},
 }
-LORA = LoRAConfig(rank=32, alpha=64)
-COSTLIEST = 5
 
 
 def batch(config: Qwen2Config, num_rows: int, shortest: int = RESPONSE_TOKENS // 8) -> TrainBatch:
@@ -99,42 +86,19 @@ def batch(config: Qwen2Config, num_rows: int, shortest: int = RESPONSE_TOKENS //
     return replace(made, logp_old_BT=made.logp_behavior_BT.nan_to_num())
 
 
-def kernels(update: Callable[[], object]) -> list[str]:
-    """How many kernels an update launches and how long they take together, and a line for each of the costliest."""
-    on_gpu = torch.cuda.is_available()
-    with profile(activities=[ProfilerActivity.CUDA if on_gpu else ProfilerActivity.CPU]) as profiler:
-        update()
-        synchronize()
-    device_type = DeviceType.CUDA if on_gpu else DeviceType.CPU
-    found = {
-        event.key: (event.self_device_time_total if on_gpu else event.self_cpu_time_total, event.count)
-        for event in profiler.key_averages()
-        if event.device_type == device_type
-    }
-    total_us, launched = (sum(column) for column in zip(*found.values(), strict=True))
-    costliest = sorted(found.items(), key=lambda entry: -entry[1][0])[:COSTLIEST]
-    lines = [f"{launched:,} {'kernels' if on_gpu else 'operations'}, {total_us / 1e6:.2f} s in all; the costliest:"]
-    return lines + [f"  {us / 1e6:.3f} s ({us / total_us:.0%}), {n:,} x {name[:100]}" for name, (us, n) in costliest]
-
-
 def synchronize() -> None:
     if torch.cuda.is_available():
         torch.cuda.synchronize()
 
 
-def measure(shape: str, layout: tuple[str, ...], rows: TrainBatch) -> tuple[dict[str, float], Callable[[], object]]:
-    """Seconds of an update, its tokens and operations, and GiB of memory: estimated, and torch's peak.
-
-    Also returns a function that makes one more update.
-    """
-    lora = shape.endswith("lora")
+def measure(shape: str, layout: tuple[str, ...], rows: TrainBatch) -> dict[str, float]:
+    """Seconds of an update, its tokens and operations, and GiB of memory: estimated, and torch's peak."""
     config = load_experiment(
         EXPERIMENT,
         [
             *("chain=rl", "method=on_policy", "execution.ray.placement=disaggregated", "execution.ray.trainer_ranks=1"),
             *("execution.ray.engines=1", "execution.zero_stage=1", "execution.offload_optimizer=false"),
             *("execution.packing=false", "execution.compile=false", "execution.gradient_checkpointing=false"),
-            *((f"model.lora={{rank: {LORA.rank}, alpha: {LORA.alpha}}}",) if lora else ()),
             *layout,
         ],
     )
@@ -145,32 +109,29 @@ def measure(shape: str, layout: tuple[str, ...], rows: TrainBatch) -> tuple[dict
 
     with torch.device(device()):
         model = Qwen2ForCausalLM._from_config(SHAPES[shape], dtype=torch.bfloat16)
-    adapter = Adapter(model, LORA, seed=0) if lora else None
-    policy = Policy(model, config.rl.optimizer, config.execution, "bfloat16", config.rl.temperature, adapter)
+    policy = Policy(model, config.rl.optimizer, config.execution, "bfloat16", config.rl.temperature)
     assert policy.flops is not None
     if torch.cuda.is_available():
         torch.cuda.reset_peak_memory_stats()  # making random weights is no part of an update
     objective = objective_at(config.objective.terms, 1, 10, config.rl.max_response_tokens, {})
-    update = partial(policy.update, rows, objective, config.rl.optimizer.lr)
     took = []
     for _ in range(5):
         began = time.perf_counter()
-        update()
+        policy.update(rows, objective, config.rl.optimizer.lr)
         synchronize()
         took.append(time.perf_counter() - began)
     lengths = rows.row_lengths
-    measured = {
+    return {
         "seconds": min(took[2:]),
         "tokens": float(sum(lengths)),
         "flops": policy.flops.training(lengths, rows.num_scored),
         "estimate": trainer.total_gib - trainer.gib("process"),
         "peak": torch.cuda.max_memory_allocated() / GIB if torch.cuda.is_available() else 0.0,
     }
-    return measured, update
 
 
 def main() -> None:
-    """One line for each layout of each shape, and its kernels, as soon as it is measured."""
+    """One line for each layout of each shape, as soon as it is measured."""
     init_process_group()
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else "no GPU"
     peak = peak_flops(gpu)
@@ -179,19 +140,17 @@ def main() -> None:
         shape, _, only = asked.partition("/")
         num_rows = 8 if shape == "tiny" else 64 if shape == "0.5B" else 32
         for name in [only] if only else LAYOUTS[shape]:
-            update = None  # and with it the policy of the layout before
-            gc.collect()
+            gc.collect()  # the policy of the layout before
             if torch.cuda.is_available():
                 torch.cuda.empty_cache()
             label = f"{shape}, {num_rows} rows, {name}"
             try:
-                found, update = measure(shape, LAYOUTS[shape][name], batch(SHAPES[shape], num_rows))
+                found = measure(shape, LAYOUTS[shape][name], batch(SHAPES[shape], num_rows))
                 speed = f"{found['seconds']:.2f} s an update, {found['tokens'] / found['seconds']:,.0f} tokens/s"
                 mfu = f", MFU {found['flops'] / found['seconds'] / peak:.1%}" if peak else ""
                 ratio = f" (ratio {found['estimate'] / found['peak']:.2f})" if found["peak"] else ""
                 memory = f"peak {found['peak']:.2f} GiB, estimate {found['estimate']:.2f}{ratio}"
                 print(f"{label}: {speed}{mfu}; {memory}", flush=True)
-                print("\n".join(f"  {line}" for line in kernels(update)), flush=True)
             except Exception as error:  # one layout that fails leaves the others
                 print(f"{label}: {type(error).__name__}: {str(error).splitlines()[0]}", flush=True)
 

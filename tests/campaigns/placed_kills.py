@@ -16,8 +16,7 @@ Stages are forked from this process, which has loaded their libraries, so that a
 finished stage that is made again from scratch; `evaluate_paid` and `synthesize_paid` ask an endpoint, which counts its
 answers. `luffy_run`, `gc`, `grid` and `compare` are commands, and are killed at writes of their own processes.
 
-Not covered: the processes of a Ray cluster (`random_kills.py --ray`), `luffy serve`, and writes that the C library
-makes by itself.
+Not covered: the processes of a Ray cluster, `luffy serve`, and writes that the C library makes by itself.
 """
 
 import argparse

@@ -2,7 +2,6 @@
 
 Run: python tests/campaigns/random_kills.py --workspace workspace/kills [--kills 100] [--mean-s 35] [key=value ...]
 Tiny: the same with --config exp_configs/smoke.yaml --kills 5 --mean-s 8
-A Ray cluster: --ray --config exp_configs/smoke.yaml --kills 20 --mean-s 20 cluster=ray chain=rl ...
 
 First an undisturbed run, the reference. Then chains: the same command over a new workspace, killed and started again
 until it is done and compared with the reference; chain after chain until the kills are used up. Whatever was killed, no
@@ -11,8 +10,6 @@ that change no result, as `execution.checkpoint.base_every=30`, spread the kills
 start, since the report shows them. Every kill is printed and written to a CSV in the workspace (`random_kills.csv`
 beside this file is one). About an hour and a half on two cores, in which the code must not be edited: the keys of
 stages stand for it.
-With --ray, ranks, engines, Ray's GCS, its raylet and the stage, which drives them, are killed. vLLM does not promise
-the same tokens after that, so that only keys and steps are compared, and whether files have the digests recorded.
 Exit code 1 when anything differed from what is promised.
 """
 
@@ -31,7 +28,7 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from random import Random
-from typing import Literal
+from typing import Literal, get_args
 
 import psutil
 
@@ -44,16 +41,8 @@ from luffy.tracking.metrics import METRICS_FILE, without_times
 ROOT = Path(__file__).resolve().parents[2]
 CONFIG = "exp_configs/arithmetic.yaml"
 CSV = "random_kills.csv"
-Victim = Literal["flow", "stage", "server", "rank", "engine", "gcs", "raylet"]
-VICTIMS: tuple[Victim, ...] = ("flow", "stage", "server")
-RAY_VICTIMS: tuple[Victim, ...] = ("rank", "engine", "gcs", "raylet", "stage")
-"""Under `cluster: ray`; the stage is the driver."""
-_RAY_NAMES: Mapping[str, str] = {
-    "rank": "ray::RankActor",
-    "engine": "ray::EngineActor",
-    "gcs": "gcs_server",
-    "raylet": "raylet",
-}
+Victim = Literal["flow", "stage", "server"]
+VICTIMS: tuple[Victim, ...] = get_args(Victim)
 _WARM_SERVER = "luffy.pipeline.warm_start"
 _API_SERVER = "luffy.flows.own_pages:create_app"
 _POLL_S = 0.02
@@ -123,17 +112,16 @@ class Attempt:
     """What ought not to be: orphans, finished stages that ran again, a flow that hangs or fails undisturbed."""
 
 
-def draws(generator: Random, mean_s: float, victims: Sequence[Victim] = VICTIMS) -> Iterator[tuple[float, Victim]]:
+def draws(generator: Random, mean_s: float) -> Iterator[tuple[float, Victim]]:
     """Seconds after the start or the kill before, and victims: rare events, exponential waits, equal shares."""
     while True:
-        yield generator.expovariate(1.0 / mean_s), generator.choice(victims)
+        yield generator.expovariate(1.0 / mean_s), generator.choice(VICTIMS)
 
 
 def disturb(pipeline: Pipeline, planned: Iterator[tuple[float, Victim]], patience_s: float = 3600.0) -> Attempt:
     """Run the command once, kill as `planned` while it runs, and see what it leaves behind.
 
-    A kill falls at its moment, or as soon as its victim is there, and for a process of Ray so long after its start;
-    one that the run does not live to see does not count.
+    A kill falls at its moment, or as soon as its victim is there; one that the run does not live to see does not count.
     A run without a kill has `patience_s` to end, and so has one that goes on without its server, or resumes its stage.
     """
     workspace, finished = pipeline.workspace, _finished_stages(pipeline.workspace)
@@ -177,15 +165,6 @@ def promised(workspace: Path) -> dict[str, object]:
     found: dict[str, object] = {}
     for path in sorted(workspace.glob(f"stages/*/*/{MANIFEST_FILE}")):
         found |= promised_of(path.parent)
-    return found
-
-
-def promised_steps(workspace: Path) -> dict[str, object]:
-    """What also holds where engines batch as they like, and sample other tokens after a kill: keys and steps."""
-    found = {name: value for name, value in promised(workspace).items() if name.endswith((": key", ": damaged"))}
-    for metrics in sorted(workspace.glob(f"stages/*/*/{METRICS_FILE}")):
-        lines = metrics.read_text(encoding="utf-8").splitlines()
-        found[f"{finished_manifest(metrics.parent).node}: steps"] = [json.loads(line)["step"] for line in lines]
     return found
 
 
@@ -245,9 +224,6 @@ def _kill(flow: subprocess.Popen[bytes], wait_s: float, name: Victim, workspace:
             return _find(name, psutil.Process(flow.pid))
         return None
 
-    # The start of a process of Ray takes longer than most waits: they would all fall there.
-    while name in _RAY_NAMES and flow.poll() is None and find() is None:
-        time.sleep(_POLL_S)
     with suppress(subprocess.TimeoutExpired):
         flow.wait(wait_s)
     while flow.poll() is None:
@@ -264,12 +240,6 @@ def _kill(flow: subprocess.Popen[bytes], wait_s: float, name: Victim, workspace:
 def _find(victim: Victim, flow: psutil.Process) -> psutil.Process | None:
     if victim == "flow":
         return flow
-    if victim in _RAY_NAMES:
-        for process in flow.children(recursive=True):
-            with suppress(psutil.NoSuchProcess):
-                if process.name().startswith(_RAY_NAMES[victim]) and process.status() != psutil.STATUS_ZOMBIE:
-                    return process
-        return None
     children = [child for child in flow.children() if child.status() != psutil.STATUS_ZOMBIE]
     if victim == "server":
         return next((child for child in children if _API_SERVER in child.cmdline()), None)
@@ -351,10 +321,8 @@ def main() -> int:
     parser.add_argument("--mean-s", type=float, default=35.0, help="mean time to a kill")
     parser.add_argument("--patience-s", type=float, default=3600.0, help="for a run that nothing kills")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--ray", action="store_true", help="kill the processes of a Ray cluster")
     options = parser.parse_args()
     folder = options.workspace.resolve()
-    look, victims = (promised_steps, RAY_VICTIMS) if options.ray else (promised, VICTIMS)
     reference = Pipeline(folder / "reference", options.config, tuple(options.overrides))
     undisturbed = disturb(reference, iter(()))
     if undisturbed.exit_code != 0 or undisturbed.problems:
@@ -369,7 +337,7 @@ def main() -> int:
         pipeline = replace(reference, workspace=folder / f"chain-{number}")
         while not any(attempt.exit_code == 0 for attempt in chains[-1]):
             generator = Random(f"{options.seed} {number} {len(chains[-1])}")
-            planned = islice(draws(generator, options.mean_s, victims), options.kills - num_kills)
+            planned = islice(draws(generator, options.mean_s), options.kills - num_kills)
             attempt = disturb(pipeline, planned, options.patience_s)
             chains[-1].append(attempt)
             show(number, attempt, num_kills)
@@ -377,7 +345,7 @@ def main() -> int:
             write_csv(folder / CSV, chains, are_equal)
             if attempt.exit_code != 0 and not attempt.kills:
                 sys.exit(f"chain {number} cannot be finished: {attempt.problems}")
-        found = differences(look(pipeline.workspace), look(reference.workspace))
+        found = differences(promised(pipeline.workspace), promised(reference.workspace))
         for line in found:
             print(f"  DIFFERS {line}", flush=True)
         num_problems += len(found)

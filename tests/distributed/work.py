@@ -11,9 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
-from deepspeed.utils import safe_get_full_grad
 from reference import elastic_case, lora_case
-from reference.attention_case import LENGTHS, batch_of, gradients_alone, model_of, recurrent_model, rows_of
 from reference.gradient_case import (
     OPTIMIZER,
     PRESETS,
@@ -25,7 +23,6 @@ from reference.gradient_case import (
     relative_l2,
     shard_by_source,
     step_of,
-    terms_of,
     tiny_model,
     whole,
 )
@@ -34,12 +31,10 @@ from reference.sft_case import sft
 from reference.value_case import engine_steps, part_of, reference_steps
 from torch import Tensor
 
-from luffy.errors import DataError
-from luffy.objectives.schedules import objective_at
-from luffy.training import attention, checkpoint
+from luffy.training import checkpoint
 from luffy.training.checkpoint import CheckpointStore
 from luffy.training.policy import Policy
-from luffy.training.ranks import init_process_group, rank_mesh
+from luffy.training.ranks import init_process_group
 from luffy.types import TrainBatch
 
 Settings = dict[str, Any]
@@ -66,7 +61,7 @@ def several(orders: Sequence[tuple[str, Sequence[Any]]]) -> list[Any]:
 def steps(of_preset: Mapping[str, Sequence[Settings]], folder: str) -> dict[str, dict[str, float]]:
     """One step of each preset with each of its ZeRO settings and splits; `folder` is for an exported model.
 
-    With `sequence_parallel: 2` both ranks share every sequence. All settings of a preset are compared with one
+    All settings of a preset are compared with one
     reference, which is computed once.
     """
     return {
@@ -89,10 +84,8 @@ def _layouts_of(preset: str) -> list[tuple[str, Settings]]:
 _model = functools.cache(tiny_model)
 
 
-def _share(preset: str, how: str, slices: int) -> TrainBatch:
-    """This rank's rows; all rows if it shares every sequence with the other rank."""
-    if slices == 2:
-        return make_batch(preset, _model(), total=rank_mesh(slices).sum_over_shards)
+def _share(preset: str, how: str) -> TrainBatch:
+    """This rank's rows."""
     if how == "by_group":
         return make_batch(preset, _model(), GROUPS_OF_RANK[dist.get_rank()])
     return shard_by_source(make_batch(preset, _model()), dist.get_rank())
@@ -105,7 +98,7 @@ def _step(preset: str, how: str, settings: Settings, folder: Path) -> dict[str, 
     """
     start = dict(_model().named_parameters())
     policy = Policy(copy.deepcopy(_model()), OPTIMIZER, execution(**settings), "float32")
-    policy.accumulate(_share(preset, how, policy.mesh.slices), step_of(preset))
+    policy.accumulate(_share(preset, how), step_of(preset))
     found = gradients_at_step(policy.engine, dict(policy.causal_lm.named_parameters()))
     policy.engine.step()
     after = _exported(policy, folder) if preset == "luffy" else whole(dict(policy.causal_lm.named_parameters()))
@@ -234,49 +227,3 @@ def _of_all(own: Any) -> list[Any]:
     found = [None] * dist.get_world_size()
     dist.all_gather_object(found, own)
     return found
-
-
-ATTENTION: dict[str, Settings] = {
-    "qwen2, half windowed": {"micro_batch_tokens": 19},
-    "qwen3": {"micro_batch_tokens": 10_000, "packing": True},
-    "mistral": {"micro_batch_tokens": 10_000, "packing": True},
-}
-TWO_OF_FOUR: Settings = {"sequence_parallel": 2}
-
-
-def shared_sequences() -> dict[str, Any]:
-    """Four ranks of which two or all share each sequence: the errors, by case, and the refusal on each rank."""
-    errors = {}
-    for preset, zero_stage in (("luffy", 3), ("opd", 1)):  # without other models, with a teacher
-        settings = {"zero_stage": zero_stage, "packing": preset == "luffy", "micro_batch_tokens": 40, **TWO_OF_FOUR}
-        errors[f"learner {preset}"] = two_updates(preset, num_ranks=2, rank=dist.get_rank() // 2, **settings)[0]
-    expected, _ = reference_steps(tiny_model(), value_clip=0.2)
-    settings = {"zero_stage": 2, "micro_batch_tokens": 25, **TWO_OF_FOUR}
-    found, *_ = engine_steps(tiny_model(), 0.2, CRITIC_SHARES[dist.get_rank() // 2], settings)
-    errors["critic"] = max(relative_l2(part_of(found, part), part_of(expected, part)) for part in ("decoder.", "head."))
-    errors |= {f"attention {kind}": _attention(kind, layout) for kind, layout in ATTENTION.items()}
-    return {"errors": errors, "refusals": _of_all(_refusal())}
-
-
-def _attention(kind: str, layout: Settings) -> float:
-    """Of the gradient of a model with four query heads and two key heads, one query head a rank."""
-    rows = rows_of(LENGTHS)
-    settings = execution(sequence_parallel=4, gradient_checkpointing=True, **layout)
-    policy = Policy(model_of(kind), OPTIMIZER, settings, "float32")
-    found: dict[str, Tensor] = {}
-    policy.accumulate(batch_of(rows), objective_at(terms_of("sft"), 1, 1, 1))
-    for name, parameter in policy.causal_lm.named_parameters():
-        found[name] = safe_get_full_grad(parameter).clone()
-        dist.all_reduce(found[name])  # ZeRO 0 reduces at the step
-    found = {name: gradient / dist.get_world_size() for name, gradient in found.items()}
-    return relative_l2(found, gradients_alone(kind, rows))
-
-
-def _refusal() -> str:
-    """Of a model with recurrent layers that does not say so in its configuration."""
-    attention._attends_plainly = lambda model: True
-    try:
-        attention.set_attention(recurrent_model(), execution(sequence_parallel=2))
-    except DataError as error:
-        return str(error)
-    return ""

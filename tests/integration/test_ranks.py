@@ -1,6 +1,6 @@
 """Several ranks learn what one rank or the float64 reference learns, go on where others stopped, and end in order.
 
-Every preset, the critic, adapters and SFT, at every ZeRO stage, over two ranks; sequences shared by two and four.
+Every preset, the critic, adapters and SFT, at every ZeRO stage, over two ranks.
 """
 
 import contextlib
@@ -28,15 +28,7 @@ Settings = dict[str, Any]
 ZERO: list[Settings] = [
     *({"zero_stage": stage} for stage in range(4)),
     {"zero_stage": 2, "offload_optimizer": True},
-    {"zero_stage": 3, "offload_optimizer": True, "offload_parameters": True},
-]
-SHARED: Settings = {"zero_stage": 2, "sequence_parallel": 2}
-"""The ranks share every sequence."""
-ADAPTED: list[Settings] = [
-    *ZERO[:5],
     {"zero_stage": 3, "offload_optimizer": True},
-    {"zero_stage": 3, "offload_parameters": True},
-    {"zero_stage": 1, "sequence_parallel": 2},
 ]
 LEARNED: tuple[tuple[Settings, list[str]], ...] = (
     ({"zero_stage": 2, "packing": True}, ["luffy", "opd", "reinforce_pp", "uft"]),
@@ -47,11 +39,11 @@ LEARNED: tuple[tuple[Settings, list[str]], ...] = (
 
 @pytest.mark.slow
 def test_two_ranks_give_the_reference_gradient_and_step(tmp_path):
-    """Each preset with two settings, as no loss knows of ZeRO; `luffy`, which has three splits, with all."""
-    of_preset = {preset: [ZERO[place // 2 % len(ZERO)], SHARED] for place, preset in enumerate(PRESETS)}
-    of_preset["luffy"] = [*ZERO, SHARED]
+    """Each preset with one setting, as no loss knows of ZeRO; `luffy`, which has three splits, with all."""
+    of_preset = {preset: [ZERO[place // 2 % len(ZERO)]] for place, preset in enumerate(PRESETS)}
+    of_preset["luffy"] = ZERO
     found = on_ranks("steps", of_preset, tmp_path)
-    assert len(found) == 2 * (len(PRESETS) - 1) + 3 * (len(ZERO) + 1)
+    assert len(found) == len(PRESETS) - 1 + 3 * len(ZERO)
     for case, errors in found.items():
         # The movement is 1e-3 of the parameters, so float32 rounding of the parameters shows in its fourth digit.
         assert max(errors["gradient"], errors["parameters"]) < 1e-5 and errors["movement"] < 1e-3, (case, errors)
@@ -59,8 +51,8 @@ def test_two_ranks_give_the_reference_gradient_and_step(tmp_path):
 
 @pytest.mark.slow
 def test_two_ranks_give_the_reference_step_of_the_critic_and_of_an_adapter(tmp_path):
-    critic, adapter = on_ranks("several", [("critic", [[0, 2, 3]]), ("adapter_steps", [ADAPTED, tmp_path])])
-    assert (len(critic), len(adapter)) == (3 * 3, len(ADAPTED) + 2)
+    critic, adapter = on_ranks("several", [("critic", [[0, 2, 3]]), ("adapter_steps", [ZERO, tmp_path])])
+    assert (len(critic), len(adapter)) == (3 * 3, len(ZERO) + 2)
     for case, errors in critic.items():
         assert max(errors.values()) < 1e-5, (case, errors)
     for case, errors in adapter.items():
@@ -81,19 +73,6 @@ def test_two_ranks_learn_what_the_reference_learns_and_count_groups_that_are_spl
     assert of_rank[0] & of_rank[1]
 
 
-@pytest.mark.slow
-def test_ranks_that_share_sequences_learn_what_the_references_learn():
-    found = on_ranks("shared_sequences", ranks=4)
-    assert len(found["errors"]) == 6
-    for case, error in found["errors"].items():
-        # The learner is compared by its movement, which is small beside the parameters.
-        assert error < (3e-3 if case.startswith("learner") else 1e-5), (case, error)
-    # Each rank alone would see a difference in its own slice only.
-    assert len(found["refusals"]) == 4
-    for refusal in found["refusals"]:
-        assert "execution.sequence_parallel" in refusal and "FalconH1ForCausalLM" in refusal
-
-
 STATES = [  # ZeRO when written and when resumed, the weights' type, and what is trained
     *((*zero, "float32", "models") for zero in ((0, 0), (2, 2), (3, 3), (3, 0))),
     (1, 1, "bfloat16", "models"),  # a class of its own
@@ -108,14 +87,13 @@ WHOLE: list[Settings] = [
     {"zero_stage": 1},
     {"zero_stage": 2, "packing": True},
     {"zero_stage": 3, "micro_batch_tokens": 40},
-    {"zero_stage": 0, "micro_batch_tokens": 40, "sequence_parallel": 2},
     {"zero_stage": 1, **ADAPTER},
     {"zero_stage": 2, "packing": True, **ADAPTER},
     {"zero_stage": 3, "micro_batch_tokens": 40, **ADAPTER},
 ]
 ENDED: list[Settings] = [
     {"zero_stage": 2, "ends": True},
-    {"zero_stage": 3, "sequence_parallel": 2, "ends": True},
+    {"zero_stage": 3, "ends": True},
     {"zero_stage": 2, "ends": True, **ADAPTER},
     {"zero_stage": 2, "ends": True, **PHASED},
 ]
@@ -220,14 +198,13 @@ def test_what_one_rank_wrote_two_resume(tmp_path, start, alone):
 UNDER_RAY = (
     "chain=sft_then_luffy",
     "execution.ray={trainer_ranks: 2, start_timeout_s: 600, call_timeout_s: 600}",
-    "execution.sequence_parallel=2",
     f"execution.grace_s={PATIENCE_S}",
 )
 
 
 @pytest.mark.slow
 def test_sft_under_ray_goes_on_after_sigterm(tmp_path, request, monkeypatch):
-    """With `cluster: ray` SFT has as many ranks as RL, here sharing sequences. `test_ray_stage` loses one."""
+    """With `cluster: ray` SFT has as many ranks as RL. `test_ray_stage` loses one."""
     hold = Hold(tmp_path, "sft", 3)
     for name, value in hold.environment.items():
         monkeypatch.setenv(name, value)
@@ -256,7 +233,7 @@ def test_sft_under_ray_goes_on_after_sigterm(tmp_path, request, monkeypatch):
     (stage / "manifest.json").unlink()
     for path in (stage / "checkpoints").iterdir():
         path.rename(tmp_path / path.name)
-    with run("cluster=local", "rl.max_staleness=0", "execution.sequence_parallel=1") as alone:
+    with run("cluster=local", "rl.max_staleness=0") as alone:
         alone.wait()
     assert relative_l2(weights_in(ray_model), weights_in(stage / "model")) < 1e-5
 

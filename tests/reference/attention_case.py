@@ -23,7 +23,7 @@ from luffy.types import TrainBatch, Trajectory
 from reference.rows import evaluate
 
 LENGTHS = ((3, 9), (1, 1), (6, 2), (2, 17), (4, 4))
-"""Of prompt and response; no micro-batch of these rows has a multiple of four tokens."""
+"""Of prompt and response."""
 WINDOW = 5
 """Tokens that a layer of `mistral` and the last layer of `qwen2, half windowed` see."""
 _SHAPE = {

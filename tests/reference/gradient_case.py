@@ -20,7 +20,7 @@ from torch.nn import Parameter
 from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 
 from luffy.config import load_experiment
-from luffy.config.execution import ExecutionConfig, RayConfig
+from luffy.config.execution import ExecutionConfig
 from luffy.config.model import DType
 from luffy.config.objective import ObjectiveConfig
 from luffy.config.terms import DivergenceLoss, TermConfig
@@ -541,6 +541,5 @@ def relative_l2(found: dict[str, Tensor], expected: dict[str, Tensor]) -> float:
     return float((difference / sum(tensor.square().sum() for tensor in expected.values())).sqrt())
 
 
-def execution(sequence_parallel: int = 1, **settings: object) -> ExecutionConfig:
-    ray = RayConfig(trainer_ranks=sequence_parallel)  # or a multiple
-    return ExecutionConfig(logprob_chunk_tokens=7, sequence_parallel=sequence_parallel, ray=ray, **settings)
+def execution(**settings: object) -> ExecutionConfig:
+    return ExecutionConfig(logprob_chunk_tokens=7, **settings)

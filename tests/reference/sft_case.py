@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 from luffy.config.model import LoRAConfig
 from luffy.config.training import ScheduleConfig
-from luffy.training.ranks import ShardRanks, init_process_group
+from luffy.training.ranks import init_process_group
 from luffy.training.supervised import SupervisedPlan, SupervisedRank, SupervisedSpec, SupervisedTrainer
 from reference.gradient_case import OPTIMIZER, execution, terms_of, trajectories
 
@@ -67,8 +67,7 @@ def sft(
     init_process_group()
     lora = None if rank is None else LoRAConfig(rank=rank, alpha=2.0 * rank)
     spec = SupervisedSpec(plan, execution(**settings), "float32", model, out, pad_id=0, lora=lora)
-    ranks = ShardRanks(OwnRank(spec.open_rank()), spec.execution.sequence_parallel)
-    trainer = SupervisedTrainer(plan, ranks)
+    trainer = SupervisedTrainer(plan, OwnRank(spec.open_rank()))
     history: list[dict[str, float]] = []
 
     def on_step(step: int, metrics: dict[str, float]) -> None:

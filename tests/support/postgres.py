@@ -1,4 +1,4 @@
-"""A PostgreSQL of one's own for a test or a benchmark, from the programs of Debian's package."""
+"""A PostgreSQL of one's own for a test, from the programs of Debian's package."""
 
 import os
 import shutil

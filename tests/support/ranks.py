@@ -20,10 +20,10 @@ ROOT = Path(__file__).parents[2]
 _TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1")
 
 
-def on_ranks(function: str, *arguments: object, ranks: int = 2) -> Any:
-    """What `function` of tests/distributed/work.py returns on rank 0; the arguments become JSON."""
+def on_ranks(function: str, *arguments: object) -> Any:
+    """What `function` of tests/distributed/work.py returns on rank 0 of two; the arguments become JSON."""
     with tempfile.TemporaryDirectory() as output:
-        order = {"function": function, "arguments": arguments, "ranks": ranks, "port": free_port(), "output": output}
+        order = {"function": function, "arguments": arguments, "ranks": 2, "port": free_port(), "output": output}
         codes = _server().run(order)
         failed = next((rank for rank, code in enumerate(codes) if code not in (0, -9)), 0)
         assert not any(codes), (codes, *((Path(output) / f"{rank}.err").read_text()[-3000:] for rank in {failed, 0}))

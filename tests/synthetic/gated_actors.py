@@ -6,10 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from luffy.broadcast_group import TensorSpec
 from luffy.cluster import weights
 from luffy.cluster.actors import EngineActor, ProcessSetup, RankActor
-from luffy.tensor_sharing import SharedTensor
+from luffy.tensor_sharing import SharedTensor, TensorSpec
 
 _LOOK_S = 0.05
 
@@ -59,8 +58,7 @@ class Gate:
 
 class GatedEngineActor(EngineActor):
     """Gates: `answered` (the first responses of a call are complete), `received` (a bucket of weights has come),
-    `receiving` (a broadcast of the last layer is announced; rank 0 and the other engines wait in it), `copying` (a
-    rank has the last layer ready to be copied)."""
+    `copying` (a rank has the last layer ready to be copied)."""
 
     def __init__(self, setup: ProcessSetup) -> None:
         super().__init__(setup)
@@ -82,17 +80,10 @@ class GatedEngineActor(EngineActor):
         super().receive(bucket)
         Gate(self._log, "received").enter()
 
-    def receive_broadcast(self, specs: Sequence[TensorSpec]) -> str | None:
-        self._enter_at_last_layer("receiving", specs)
-        return super().receive_broadcast(specs)
-
     def receive_shared(self, specs: Sequence[TensorSpec], data: SharedTensor) -> str | None:
-        self._enter_at_last_layer("copying", specs)
-        return super().receive_shared(specs, data)
-
-    def _enter_at_last_layer(self, place: str, specs: Sequence[TensorSpec]) -> None:
         if any(spec.name.startswith("model.layers.1.") for spec in specs):
-            Gate(self._log, place).enter()
+            Gate(self._log, "copying").enter()
+        return super().receive_shared(specs, data)
 
 
 class GatedRankActor(RankActor):

@@ -22,7 +22,7 @@ TESTS = ROOT / "tests"
 # Packages import only lower layers and no private names of others; names of classes and modules are unique.
 
 GROUND = (
-    "config errors types broadcast_group tensor_sharing seeds files confidential processes stop_request http_client "
+    "config errors types tensor_sharing seeds files confidential processes stop_request http_client "
     "import_paths json_text library_loading markdown_text model_shape sandbox"
 )
 LAYERS = (
@@ -292,8 +292,7 @@ def test_a_part_at_its_limit_ends_with_its_children_and_the_next_one_runs(tmp_pa
         "absent": Part([program("print('never')")], 60.0, needs=("no_such_package",)),
         "good": Part([program("print('noise'); print('result 7')")], 60.0, shown="result"),
     }
-    groups = [["long"], ["broken", "absent"], ["good"]]
-    assert run_all(known, groups, {}, 300.0, tmp_path, Report(tmp_path / "out")) == 1
+    assert run_all(known, [*known], {}, 300.0, tmp_path, Report(tmp_path / "out")) == 1
     child = int((tmp_path / "pid").read_text())
     wait_until(lambda: not psutil.pid_exists(child) or psutil.Process(child).status() == psutil.STATUS_ZOMBIE)
     results = (tmp_path / "out" / "results.txt").read_text()
@@ -305,7 +304,7 @@ def test_a_part_at_its_limit_ends_with_its_children_and_the_next_one_runs(tmp_pa
 
 def test_nothing_starts_once_the_total_is_used_up(tmp_path: Path) -> None:
     known = {"late": Part([program("print('never')")], 60.0)}
-    assert run_all(known, [["late"]], {}, 1.0, tmp_path, Report(tmp_path)) == 0
+    assert run_all(known, ["late"], {}, 1.0, tmp_path, Report(tmp_path)) == 0
     assert "late: skipped: no time left" in (tmp_path / "results.txt").read_text()
 
 

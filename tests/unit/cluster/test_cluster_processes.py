@@ -20,11 +20,10 @@ from support.refusals import refused
 from synthetic.settings import rl_settings
 
 from luffy.cluster import ray_engine
-from luffy.cluster import weights as sending
 from luffy.cluster.actors import EngineActor, ProcessSetup
 from luffy.cluster.local import LocalCluster, RanksEngine
 from luffy.cluster.ray_engine import RayEngine, shares
-from luffy.cluster.ray_session import Place, by_machine, layout, layout_apart
+from luffy.cluster.ray_session import Place, layout, layout_apart
 from luffy.cluster.supervision import Member, MemberDied, Supervisor
 from luffy.cluster.weights import buckets
 from luffy.config.execution import ExecutionConfig, RayConfig, VLLMConfig
@@ -150,14 +149,6 @@ def test_every_process_has_a_place_in_a_bundle(wanted, bundles, ranks, engines):
     assert wanted.engines == [Place(place, cpus=1, gpus=gpus) for place, gpus in enumerate(engines, start=first)]
 
 
-def test_ranks_that_share_sequences_are_on_one_machine():
-    places = [Place(bundle, cpus=1, gpus=1) for bundle in range(4)]
-    ordered = by_machine(places, {0: "b", 1: "a", 2: "b", 3: "a"}, together=2)
-    assert [place.bundle for place in ordered] == [1, 3, 0, 2]
-    with pytest.raises(ClusterError, match=r"sequence_parallel: 2 ranks share each sequence .* placed some .* on 2;"):
-        by_machine(places, {0: "a", 1: "a", 2: "a", 3: "b"}, together=2)
-
-
 @pytest.mark.parametrize(
     ("text", "end"),
     [
@@ -202,17 +193,6 @@ def test_buckets_hold_the_weights_in_order_up_to_their_size(counts, expected):
         found.append([name for name, _ in bucket])
         assert len(asked) <= sum(map(len, found)) + 1
     assert found == expected
-
-
-def test_a_group_for_broadcasts_that_fails_once_is_tried_again_and_twice_is_an_error(monkeypatch, caplog):
-    """Where all engines live: once may be a busy machine, and that update goes through the object store."""
-    monkeypatch.setattr(sending.ray.util, "get_node_ip_address", lambda: "192.0.2.1")  # nobody's address
-    monkeypatch.setattr(sending, "_all_answer", lambda engines, timeout_s: True)
-    rank = SimpleNamespace(broadcast_group=None, broadcast_failures=0)
-    assert sending._group(rank, [], num_receivers=1, timeout_s=4.0) is None
-    assert "192.0.2.1 cannot be reached" in caplog.text and "the object store is used" in caplog.text
-    with pytest.raises(ClusterError, match=r"weight_transfer: broadcast: .* twice .* use object_store"):
-        sending._group(rank, [], num_receivers=1, timeout_s=4.0)
 
 
 def test_an_engine_beside_a_rank_loads_its_model_once_the_device_is_free(monkeypatch, tmp_path):

@@ -26,7 +26,6 @@ NO_URLS = "execution.server.urls: missing .. "
 COLDEST = " .. lowest sampling temperature .. 0.01"
 SFT_BY_VLLM = (SFT, "sft.validation={every: 2, suites: [longer]}", "sft.engine=vllm")
 HALF = ("model.dtype=bfloat16", "execution.zero_stage=1")
-SHARED = ("execution.sequence_parallel=2", "execution.ray.trainer_ranks=2")
 COMPILED = "execution.compile=true"
 LORA = "model.lora={rank: 4, alpha: 8}"
 NO_TRAINING = "data.train=null"
@@ -69,18 +68,12 @@ def validated(more: str, stage: str = "rl") -> str:
 # fmt: off
 REFUSED = {
     "attention and parallel training": (SMOKE, [
-        ("flash_attention_2 .. model.dtype: float32", "execution.attention=flash_attention_2"),
-        ("flash_attention_3 .. model.dtype: float32", "execution.attention=flash_attention_3"),
-        ("execution.attention .. sdpa .. found 'flash'", "execution.attention=flash", *HALF),
-        ("sequence_parallel: 2 .. ray.trainer_ranks: 1", SHARED[0]),
-        ("execution.sequence_parallel: 2 .. cluster: local", *SHARED),
-        ("sequence_parallel: 2 .. flash_attention_2", *SHARED, "execution.attention=flash_attention_2", *HALF),
-        ("compile: true .. sequence_parallel: 2", *SHARED, COMPILED),
+        ("execution.attention: is gone .. packing", "execution.attention=flash_attention_2"),
+        ("execution.sequence_parallel: is gone .. zero_stage: 3", "execution.sequence_parallel=2"),
         ("compile: true .. zero_stage: 3", "execution.zero_stage=3", COMPILED),
         ("compile: true .. cpu_instructions: avx2", "execution.cpu_instructions=avx2", COMPILED),
-        ("compile: true .. attention: flex", "execution.attention=flex", COMPILED),
         ("offload_optimizer .. zero_stage: 0 .. 1, 2 or 3", "execution.offload_optimizer=true"),
-        ("offload_parameters .. zero_stage: 2", "execution.offload_parameters=true", "execution.zero_stage=2"),
+        ("execution.offload_parameters: is gone .. offload_optimizer", "execution.offload_parameters=true"),
     ]),
     "difficulty": (SMOKE, [
         ("data.filters.difficulty: is gone .. pass rates", "data.filters.difficulty=easy"),
@@ -146,8 +139,8 @@ REFUSED = {
         ("ray.placement: colocated .. ray.engines to 1", *RL, RAY, "execution.ray={engines: 2, placement: colocated}"),
         ("ray.placement: colocated .. tensor_parallel_size to 1", *RL, RAY, "execution.ray.placement=colocated",
          TWO_GPUS),
-        ("ray.weight_transfer: broadcast .. ray.placement: colocated", *RL, RAY,
-         "execution.ray={placement: colocated, weight_transfer: broadcast}"),
+        ("ray.weight_transfer: broadcast is gone .. object_store .. ipc", *RL, RAY,
+         "execution.ray.weight_transfer=broadcast"),
         ("ray.weight_transfer: ipc .. ray.placement: disaggregated", *RL, RAY, "execution.ray.weight_transfer=ipc"),
     ]),
     "staleness": (SMOKE, [

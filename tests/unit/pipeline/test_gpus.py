@@ -128,21 +128,20 @@ SERVED = [
     "rl.engine=openai", "evaluation.engine=openai", "execution.server.urls=[http://a:8000]", SPLIT,
     "execution.vllm={engines: 1, tensor_parallel_size: 3}",
 ]  # fmt: skip
-FLASH = "execution.attention=flash_attention_2"
-REAL_SIZES = ("luffy_qwen2.5_math_1.5b", SEVEN_B, f"{SEVEN_B}_2nodes")
+REAL_SIZES = ("luffy_qwen2.5_math_1.5b", SEVEN_B)
+TWO_NODES = ["execution.ray={address: auto, trainer_ranks: 16, engines: 16}"]
 
 
 @pytest.mark.parametrize(
     ("file", "mib", "overrides", "stages", "counts"),
     [
         *((file, NODE, overrides, None, None) for file in REAL_SIZES for overrides in ([], DETECTED)),
+        *((SEVEN_B, NODE, [*TWO_NODES, *overrides], None, None) for overrides in ([], DETECTED, OVERLAPPING)),
         (SEVEN_B, NODE, HALVES, None, None),
-        (f"{SEVEN_B}_2nodes", NODE, OVERLAPPING, None, None),
         (SEVEN_B, NODE[:4], ["execution.ray.address=auto", "execution.vllm.engines=4"], None, None),
         (SEVEN_B, NODE[:2], [*TWO, "model.lora={rank: 32, alpha: 64}"], None, None),
         (SEVEN_B, NODE, [*EMBEDDED, "execution.rollout_batch_size=64"], None, None),
-        (SEVEN_B, NODE, ["cluster=local", FLASH], None, None),
-        (SEVEN_B, NODE, ["cluster=ray", FLASH], None, None),
+        (SEVEN_B, NODE, ["cluster=local"], None, None),
         (SEVEN_B, NODE, SERVED, None, {"trainer GPU": 8}),  # servers elsewhere take no GPU here
         (SEVEN_B, NODE[:2], ["execution.vllm.engines=2"], ("sweep",), {"GPU in evaluation": 2}),
         # A local run with vLLM is checked where there are GPUs.
@@ -179,7 +178,6 @@ TOO_FEW_AND_FULL = [
     "execution.vllm: 3 engines x 1 GPUs for evaluation take 3 GPUs, this machine has 2",
     "execution.vllm: an engine in evaluation needs ... share is 21.6 (gpu_memory_utilization 0.9)",
 ]
-NO_FLASH = "execution.attention: flash_attention_2 needs a GPU ... use sdpa"
 
 
 @pytest.mark.parametrize(
@@ -198,12 +196,9 @@ NO_FLASH = "execution.attention: flash_attention_2 needs a GPU ... use sdpa"
         (SEVEN_B, NODE, [f"{MICRO}=262144"], [f"lower {MICRO}"]),
         (SEVEN_B, [], [f"{TENSOR}=3", SPLIT], [f"tensor_parallel_size: 3 {UNDIVIDED} ... 4 of keys"]),
         (SEVEN_B, [], [f"{TENSOR}=7", SPLIT], ["keys and values ... allowed are 1, 2, 4, 28"]),
-        (SEVEN_B, [], ["execution.sequence_parallel=8"], [f"sequence_parallel: 8 {UNDIVIDED} ... 1, 2, 4, 7, 14, 28"]),
         (SEVEN_B, [], [f"{SHARE}=0.2"], [FULL]),
         (SEVEN_B, [], ["execution.vllm.max_num_seqs=1000000"], [FULL, SHARED]),
         (SMOKE, NODE[:1], IN_TURNS, [f"execution: {SHARED}"]),
-        (SEVEN_B, [], ["cluster=local", FLASH], [NO_FLASH]),
-        (SEVEN_B, [], ["cluster=ray", FLASH], [NO_FLASH]),
     ],
 )
 def test_a_layout_that_cannot_work_is_a_line_for_each_reason_with_a_remedy(driver, file, mib, overrides, complaints):
@@ -442,7 +437,7 @@ def test_the_turn_comes_before_the_gpu_and_only_for_stages_that_take_one(machine
         (SEVEN_B, [], {"base": 0, "rl": 8, "evaluate": 8, "sweep": 8}),
         (SEVEN_B, ["execution.vllm.tensor_parallel_size=2", SPLIT], {"evaluate": 16, "rl": 24}),
         (SEVEN_B, ["difficulty={}", "execution.vllm.engines=3"], {"difficulty": 3, "evaluate": 3}),
-        (f"{SEVEN_B}_2nodes", [], {"rl": 0, "evaluate": 8}),
+        (SEVEN_B, TWO_NODES, {"rl": 0, "evaluate": 8}),
     ],
 )
 def test_a_stage_takes_the_gpus_that_it_uses(file, overrides, expected):

@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 import torch
-import transformers.modeling_flash_attention_utils as flash
 from deepspeed.utils import safe_get_full_grad
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -24,7 +23,6 @@ from reference.attention_case import (
 from reference.gradient_case import OPTIMIZER, execution, relative_l2
 from reference.rows import evaluate
 from reference.value_case import config as critic_config
-from support.installed import needs_no_gpu
 from support.refusals import refused
 from torch import Tensor
 from torch.distributed._tools.mem_tracker import MemTracker
@@ -43,7 +41,6 @@ from luffy.training.attention import attend_by_sequence, attention_inputs, set_a
 from luffy.training.critic import Critic
 from luffy.training.policy import FrozenPolicy, Policy
 from luffy.training.policy_model import PolicyModel
-from luffy.training.ranks import RankMesh
 from luffy.types import TrainBatch
 
 PACKED = {"packing": True, "micro_batch_tokens": 10_000}
@@ -169,36 +166,6 @@ def test_memory_grows_with_the_packed_tokens_and_no_faster(kind: str) -> None:
     assert max(steps) < 1.05 * min(steps)
 
 
-def fake_kernel(implementation: object, *_: object, **__: object) -> tuple[tuple[object, ...], tuple[object, ...]]:
-    """What transformers loads in place of flash-attn: `varlen_attention` under the kernel's argument names."""
-
-    def varlen(query, key, value, *, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, **rest):  # type: ignore[no-untyped-def]
-        assert implementation == "flash_attention_2" and rest["causal"] and cu_seqlens_q.dtype is torch.int32
-        assert cu_seqlens_q is cu_seqlens_k and max_seqlen_q == max_seqlen_k == int(cu_seqlens_q.diff().max())
-        window = rest["window_size"][0] + 1 if "window_size" in rest else None
-        return varlen_attention(query, key, value, cu_seqlens_q[1:-1], rest["softmax_scale"], window)
-
-    def arguments(**given: object) -> dict[str, object]:
-        names = ("cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "max_seqlen_k", "softmax_scale")
-        kept = {name: given[name] for name in names if name in given} | {"causal": given["is_causal"]}
-        window = given.get("sliding_window")
-        return kept | ({} if window is None else {"window_size": (window - 1, 0)})  # type: ignore[operator]
-
-    return (None, varlen, None, None, None), (arguments, dict)
-
-
-@pytest.mark.parametrize("kind", CONFIGS)
-def test_a_flash_kernel_gets_the_bounds_of_the_sequences(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """flash-attn runs on GPUs only; a kernel written out in torch takes its place behind transformers."""
-    monkeypatch.setattr(flash, "lazy_import_flash_attention", fake_kernel)
-    batch, where = batch_of(rows_of(LENGTHS)), execution(attention="flash_attention_2", **PACKED)
-    expected_BT = scorers(kind)[1].logprobs(batch)
-    scorer = FrozenPolicy(model_of(kind), execution(**PACKED), 1.0)
-    scorer._execution = where
-    scorer._model.causal_lm.config._attn_implementation = "flash_attention_2"
-    assert torch.allclose(scorer.logprobs(batch), expected_BT, atol=2e-5)
-
-
 @pytest.mark.parametrize("kind", CONFIGS)
 def test_the_sequences_of_a_packed_row_attend_in_one_call_where_torch_has_the_kernel(kind, monkeypatch):
     """It is for GPUs; attention written out in torch takes its place, and gradients flow through it.
@@ -235,10 +202,6 @@ def test_the_policy_generates_as_if_it_were_not_in_training(kind: str) -> None:
     assert torch.allclose(policy.logprobs(batch), scorers(kind)[1].logprobs(batch), atol=2e-5)
 
 
-def plain() -> PreTrainedModel:
-    return model_of("qwen2")
-
-
 def in_chunks() -> PreTrainedModel:
     model = model_of("llama")
     model.config.attention_chunk_size = 8
@@ -246,22 +209,13 @@ def in_chunks() -> PreTrainedModel:
 
 
 REFUSED = [  # the model, the settings, and what the line names
-    *(
-        pytest.param(
-            lambda: model_of("qwen2"), {"attention": kind, "packing": True}, [kind, "sdpa"], marks=needs_no_gpu
-        )
-        for kind in ("flash_attention_2", "flash_attention_3", "flex")
-    ),
     (in_chunks, {"packing": True}, ["packing: true", "LlamaForCausalLM"]),
     (recurrent_model, {"packing": True}, ["packing: true", "FalconH1ForCausalLM"]),
-    (recurrent_model, {"sequence_parallel": 2}, ["sequence_parallel: 2", "FalconH1ForCausalLM"]),
-    (plain, {"sequence_parallel": 3}, ["3", "4 attention heads of Qwen2ForCausalLM"]),
 ]
 
 
 @pytest.mark.parametrize(("model", "settings", "named"), REFUSED)
-def test_attention_that_cannot_work_is_refused(model, settings, named, monkeypatch):
-    monkeypatch.setattr(attention, "rank_mesh", RankMesh)
+def test_attention_that_cannot_work_is_refused(model, settings, named):
     with refused(*named):
         set_attention(model(), execution(**settings))
 
@@ -271,7 +225,7 @@ def test_a_recurrent_model_is_padded_and_not_packed_also_if_its_configuration_do
     monkeypatch.setattr(attention, "_attends_plainly", lambda model: True)
     with refused("FalconH1ForCausalLM", "packing: false", error=DataError):
         set_attention(recurrent_model(), ExecutionConfig(packing=True))
-    monkeypatch.setattr(attention, "_has_one_call", lambda model, kind: True)
+    monkeypatch.setattr(attention, "_has_one_call", lambda model: True)
     assert set_attention(recurrent_model(), ExecutionConfig()).packing is False
 
 

@@ -48,18 +48,18 @@ def _equal(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) ->
 @pytest.mark.parametrize(
     ("kind", "zero_stage", "dtype", "offloads"),
     [
-        ("models", 0, "float32", ()),
-        ("models", 2, "float32", ("optimizer",)),
-        ("models", 3, "float32", ("parameters",)),
-        ("models", 1, "bfloat16", ()),
-        ("models", 2, "bfloat16", ()),
-        ("models", 3, "bfloat16", ("optimizer", "parameters")),
-        *(("adapter", stage, "float32", ()) for stage in (0, 2, 3)),
-        *(("adapter", stage, "bfloat16", ()) for stage in (1, 2)),
+        ("models", 0, "float32", False),
+        ("models", 2, "float32", True),
+        ("models", 3, "float32", False),
+        ("models", 1, "bfloat16", False),
+        ("models", 2, "bfloat16", False),
+        ("models", 3, "bfloat16", True),
+        *(("adapter", stage, "float32", False) for stage in (0, 2, 3)),
+        *(("adapter", stage, "bfloat16", False) for stage in (1, 2)),
     ],
 )
 def test_resumed_engines_continue_bit_for_bit(kind, zero_stage, dtype, offloads, tmp_path):
-    settings = {"kind": kind, "zero_stage": zero_stage, **{f"offload_{what}": True for what in offloads}}
+    settings = {"kind": kind, "zero_stage": zero_stage, "offload_optimizer": offloads}
     store, parts = CheckpointStore(tmp_path, keep=2), trained(0, dtype, **settings)
     take_step(parts)
     store.save(engines(parts), 1)
