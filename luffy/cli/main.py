@@ -15,7 +15,7 @@ from luffy.cli.commands.doctor import doctor
 from luffy.cli.commands.export import export
 from luffy.cli.commands.gc import gc
 from luffy.cli.commands.rescore import diff, rescore
-from luffy.cli.commands.run import bench, evaluate, plan, run
+from luffy.cli.commands.run import evaluate, plan, run
 from luffy.cli.commands.serve import serve, serve_engine
 from luffy.cli.commands.show import show
 from luffy.cli.commands.study import study
@@ -26,11 +26,12 @@ from luffy.processes import exit_without_finalizing
 
 _NAME = "luffy"
 _GROUPS: dict[str, tuple[Callable[..., int], ...]] = {
-    "Experiments": (run, plan, bench, config, evaluate, compare, study, serve, serve_engine, doctor),
+    "Experiments": (run, plan, config, evaluate, compare, study, serve, serve_engine, doctor),
     "Results": (show, diff, rescore, export, gc),
 }
-_TAKE_FIELDS = (run, plan, bench, config, evaluate)
+_TAKE_FIELDS = (run, plan, config, evaluate)
 _GONE = {
+    "bench": "luffy run CONFIG rl.steps=5 measures a few real steps, and luffy plan shows what they took",
     "watch": "Prefect's UI lists the runs, luffy show RUN their state",
     "eval": "luffy evaluate CONFIG --model MODEL plays an experiment's environment with any model",
     "explain": "luffy config CONFIG --explain prints what it printed",

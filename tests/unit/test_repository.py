@@ -27,7 +27,7 @@ GROUND = (
 )
 LAYERS = (
     GROUND, "objectives grading hosted pipeline tracking", "data rollout training statistics", "environments",
-    "cluster evaluation", "report rl", "stages", "api costs", "cli", "__main__ tasks", "flows",
+    "cluster evaluation", "report rl", "stages", "api", "cli", "__main__ tasks", "flows",
 )  # fmt: skip
 LAYER_OF = {package: number for number, packages in enumerate(LAYERS) for package in packages.split()}
 PREFECT_SIDE = {"tasks", "flows"}

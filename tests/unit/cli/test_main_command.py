@@ -118,7 +118,7 @@ def test_a_plan_shows_how_long_the_most_similar_finished_result_took(tmp_path, l
         ("study_smoke", "luffy study study_smoke"),
     ],
 )
-@pytest.mark.parametrize("task", ["run", "bench", "config"])
+@pytest.mark.parametrize("task", ["run", "config"])
 def test_a_file_of_many_runs_is_not_taken_for_an_experiment(luffy, task, name, named):
     assert luffy(task, name, code=2).endswith(f"not an experiment; run it with: {named}\n")
 
