@@ -11,7 +11,6 @@ from typer import Abort, Typer, TyperException
 
 from luffy.cli.commands.compare import compare
 from luffy.cli.commands.config import config
-from luffy.cli.commands.doctor import doctor
 from luffy.cli.commands.export import export
 from luffy.cli.commands.gc import gc
 from luffy.cli.commands.rescore import diff, rescore
@@ -26,13 +25,14 @@ from luffy.processes import exit_without_finalizing
 
 _NAME = "luffy"
 _GROUPS: dict[str, tuple[Callable[..., int], ...]] = {
-    "Experiments": (run, plan, config, evaluate, compare, study, serve, serve_engine, doctor),
+    "Experiments": (run, plan, config, evaluate, compare, study, serve, serve_engine),
     "Results": (show, diff, rescore, export, gc),
 }
 _TAKE_FIELDS = (run, plan, config, evaluate)
 _GONE = {
     "bench": "luffy run CONFIG rl.steps=5 measures a few real steps, and luffy plan shows what they took",
     "watch": "Prefect's UI lists the runs, luffy show RUN their state",
+    "doctor": "luffy run smoke tries this machine, luffy plan CONFIG checks it for an experiment, pip check the packages",
     "eval": "luffy evaluate CONFIG --model MODEL plays an experiment's environment with any model",
     "explain": "luffy config CONFIG --explain prints what it printed",
     "export-environment": "nothing takes its place",

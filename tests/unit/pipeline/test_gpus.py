@@ -22,7 +22,7 @@ from luffy.cli.main import main
 from luffy.config import load_experiment
 from luffy.config.many_runs.sweep_runs import kind_of_file, load_sweep
 from luffy.errors import EXIT_INTERRUPTED, EXIT_TEMPORARY, LostError, StageFailed
-from luffy.pipeline import gpus
+from luffy.pipeline import gpus, resources
 from luffy.pipeline.gpus import gpus_of_stage, own_gpus
 from luffy.pipeline.resources import check_resources, find_resources
 
@@ -38,7 +38,8 @@ def load(file, overrides=()):
 
 @pytest.fixture
 def driver(tmp_path, monkeypatch):
-    """A machine whose driver is a script, or has GPUs of so many MiB."""
+    """A machine whose driver is a script, or has GPUs of so many MiB, with a torch that can use them."""
+    monkeypatch.setattr(resources, "version", lambda package: "2.13.0+cu130")
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
 
@@ -234,6 +235,15 @@ def test_targets_and_a_package_that_an_adapter_lacks_are_refused_before_anything
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with refused("model.lora", "peft: pip install 'luffy-rl[lora]'"):
         check_resources(load(SMOKE, [*lora, "model.lora.targets=null"]))
+
+
+def test_a_torch_without_cuda_beside_gpus_is_a_note(driver, monkeypatch):
+    monkeypatch.setattr(resources, "version", lambda package: "2.13.0+cpu")
+    driver([])
+    assert find_resources(load(SMOKE)).notes == ()
+    driver([81559])
+    (note,) = find_resources(load(SMOKE)).notes
+    assert named(note, "torch 2.13.0+cpu ... stages run on its CPU ... a build for CUDA")
 
 
 def test_the_check_does_not_load_torch():
