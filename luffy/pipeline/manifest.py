@@ -5,6 +5,7 @@ so that a copied workspace stays valid. `verify` hashes every file.
 """
 
 import hashlib
+import json
 import os
 import platform
 import shutil
@@ -18,11 +19,12 @@ from pathlib import Path
 from stat import S_IROTH
 
 import psutil
-from pydantic import ConfigDict, ValidationError
+from pydantic import ConfigDict, ValidationError, field_validator
 
 from luffy import __version__
 from luffy.config import StageName
 from luffy.config.execution import ExecutionConfig
+from luffy.config.removed import without_removed
 from luffy.config.strict import StrictModel
 from luffy.errors import LuffyError
 from luffy.files import refuse_special, write_atomic
@@ -81,6 +83,14 @@ class Manifest(StrictModel):
     """Key of the result that this one is: it was made by other code, which somebody has said to make the same."""
     scratch: tuple[str, ...] = ()
     """Folders that the stage needed until it was finished; still there only after a kill."""
+
+    @field_validator("execution", mode="before")
+    @classmethod
+    def _of_this_version(cls, value: object) -> object:
+        if not isinstance(value, dict):
+            return value
+        # What a validator returns is Python to pydantic, whose lists would not pass for tuples.
+        return ExecutionConfig.model_validate_json(json.dumps(without_removed(value, finished=True)))
 
     @property
     def attempt_s(self) -> float:

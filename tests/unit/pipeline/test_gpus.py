@@ -125,10 +125,6 @@ IN_TURNS = [
     "chain=rl", "method=luffy", "model.dtype=bfloat16", "model={path: Qwen/Qwen2.5-1.5B}", *UNTRAINED[2:],
     "rl.engine=vllm", "execution={zero_stage: 1, gradient_checkpointing: true}",
 ]  # fmt: skip
-SERVED = [
-    "rl.engine=openai", "evaluation.engine=openai", "execution.server.urls=[http://a:8000]", SPLIT,
-    "execution.vllm={engines: 1, tensor_parallel_size: 3}",
-]  # fmt: skip
 FLASH = "execution.attention=flash_attention_2"
 REAL_SIZES = ("luffy_qwen2.5_math_1.5b", SEVEN_B, f"{SEVEN_B}_2nodes")
 
@@ -144,7 +140,6 @@ REAL_SIZES = ("luffy_qwen2.5_math_1.5b", SEVEN_B, f"{SEVEN_B}_2nodes")
         (SEVEN_B, NODE, [*EMBEDDED, "execution.rollout_batch_size=64"], None, None),
         (SEVEN_B, NODE, ["cluster=local", FLASH], None, None),
         (SEVEN_B, NODE, ["cluster=ray", FLASH], None, None),
-        (SEVEN_B, NODE, SERVED, None, {"trainer GPU": 8}),  # servers elsewhere take no GPU here
         (SEVEN_B, NODE[:2], ["execution.vllm.engines=2"], ("sweep",), {"GPU in evaluation": 2}),
         # A local run with vLLM is checked where there are GPUs.
         (SMOKE, [], QWEN_14B, None, {}),

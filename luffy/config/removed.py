@@ -1,0 +1,64 @@
+"""Settings that earlier versions had: the line for who still gives one, and the reading of files that have one."""
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from luffy.config.yaml_source import KeyPath, Value
+
+_SERVERS = "engines on servers elsewhere are gone; cluster: ray has engines on other machines"
+
+
+class Removed(NamedTuple):
+    """A field that is gone."""
+
+    default: Value
+    """The value with which it had no effect."""
+    instead: str
+    """What to do now."""
+
+
+REMOVED: Mapping[str, Removed] = {}
+"""By the field's own name, or by its section's and its own (`rl.seed`)."""
+REMOVED_VALUES: Mapping[tuple[str, str], str] = {
+    ("rl.engine", "openai"): _SERVERS,
+    ("sft.engine", "openai"): "validations by servers elsewhere are gone; use vllm, or cluster",
+    ("difficulty.engine", "openai"): _SERVERS,
+    ("sample.engine", "openai"): _SERVERS,
+}
+"""By field, named likewise, and value."""
+
+
+def removed_field(path: KeyPath) -> str | None:
+    """What to do in place of the field at `path`; None where no earlier version had it."""
+    found = next((REMOVED[name] for name in _names(path) if name in REMOVED), None)
+    return None if found is None else found.instead
+
+
+def removed_value(path: KeyPath, value: str) -> str | None:
+    """What to do in place of `value` there; None where no earlier version took it."""
+    return next((REMOVED_VALUES[name, value] for name in _names(path) if (name, value) in REMOVED_VALUES), None)
+
+
+def without_removed(values: Value, *, finished: bool = False, section: str = "") -> Value:
+    """The values of a file of an earlier version without removed fields that had no effect; `section` holds them.
+
+    `finished`: of a finished stage, which nothing will run again. There removed fields go with any value, and removed
+    values, whose fields then have their defaults.
+    """
+    if isinstance(values, list):
+        return [without_removed(value, finished=finished, section=section) for value in values]
+    if not isinstance(values, dict):
+        return values
+    kept = {}
+    for key, value in values.items():
+        known = next((REMOVED[name] for name in _names((section, key)) if name in REMOVED), None)
+        is_gone = known is not None and (finished or value == known.default)
+        if finished and isinstance(value, str):
+            is_gone = is_gone or removed_value((section, key), value) is not None
+        if not is_gone:
+            kept[key] = without_removed(value, finished=finished, section=key)
+    return kept
+
+
+def _names(path: KeyPath) -> tuple[str, str]:
+    return path[-1], ".".join(path[-2:])
