@@ -10,7 +10,6 @@ import subprocess
 import sys
 import tempfile
 import threading
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -412,22 +411,6 @@ def test_a_stage_waits_for_a_driver_that_fails_for_a_moment_and_gives_up_one_tha
     with pytest.raises(LostError, match=r"6 times .* execution\.gpus=0") as caught, own_gpus(1, told.append):
         pass
     assert (caught.value.exit_code, len(told)) == (EXIT_TEMPORARY, 2)
-
-
-def test_the_turn_comes_before_the_gpu_and_only_for_stages_that_take_one(machine, monkeypatch):
-    asked = []
-
-    @contextmanager
-    def turn(wanted, waiting, stopped):
-        asked.append(wanted)
-        yield
-
-    with own_gpus(0, turn=turn) as nothing, own_gpus(2, turn=turn):
-        assert nothing == {}
-    monkeypatch.setenv("PATH", "/nowhere")
-    with own_gpus(1, turn=turn) as on_the_cpu:
-        assert on_the_cpu == {}
-    assert asked == [2]
 
 
 @pytest.mark.parametrize(
