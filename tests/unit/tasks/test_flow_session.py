@@ -147,14 +147,13 @@ def wait_for_the_end():
             thread.join(PATIENCE_S)
 
 
-@pytest.mark.parametrize("worker_s", [0.0, 0.05])
 @pytest.mark.parametrize(("ignored", "expected"), [(False, signal.SIGINT), (True, signal.SIGTERM)])
-def test_the_process_gets_a_signal_that_it_heeds_once_its_worker_had_time(cancelled, ignored, expected, worker_s):
+def test_the_process_gets_a_signal_that_it_heeds_once_its_worker_had_time(cancelled, ignored, expected):
     """A server that is gone by then costs no traceback."""
     got, unhandled = cancelled
     if ignored:  # as in a script's background
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-    cancellation._watch(RUN, threading.Event(), worker_s)
+    cancellation._watch(RUN, threading.Event(), after_s=0.05)
     wait_for_the_end()
     assert (got, unhandled) == ([expected], [])
 
