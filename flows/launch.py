@@ -56,11 +56,8 @@ def launch(
                 program = importlib.import_module(module)
             call_flow(getattr(program, name), parameters, server)
     except KeyboardInterrupt:
-        from luffy.tasks.session import was_cancelled  # late: it imports Prefect
-
         show_error("interrupted; the same command resumes")
-        # A scheduler must not restart a run that a user has cancelled.
-        return EXIT_TEMPORARY if received and not was_cancelled() else EXIT_INTERRUPTED
+        return EXIT_TEMPORARY if received else EXIT_INTERRUPTED
     return EXIT_OK
 
 

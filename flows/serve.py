@@ -45,7 +45,7 @@ from luffy.flows.prefect_api import (
     is_loopback,
     set_environment,
 )
-from luffy.pipeline.gpus import QUEUE, detected_gpus
+from luffy.pipeline.gpus import detected_gpus
 from luffy.pipeline.lock import stage_lock
 from luffy.pipeline.workspace import WORKSPACE_VARIABLE, Workspace
 from luffy.processes import end_processes, start_marked, watch_parent
@@ -118,9 +118,6 @@ def _serve(workspace: Workspace, address: ServerAddress, limit: int) -> None:
 
         client = stack.enter_context(get_client(sync_client=True, httpx_settings={"timeout": _REQUEST_TIMEOUT_S}))
         dead = _open_runs(client)
-        num_gpus = len(detected_gpus() or ())
-        if num_gpus:
-            client.upsert_global_concurrency_limit_by_name(QUEUE, num_gpus)
         template = ProcessWorker.get_default_base_job_template()
         with suppress(ObjectAlreadyExists):  # here, since deployments need it before the worker would have made it
             client.create_work_pool(WorkPoolCreate(name=POOL, type=ProcessWorker.type, base_job_template=template))
@@ -137,7 +134,7 @@ def _serve(workspace: Workspace, address: ServerAddress, limit: int) -> None:
         if PREFECT_SERVER_API_AUTH_STRING.value() is None:  # neither in the environment nor in a file of Prefect's
             write_atomic(home / SERVER_FILE, address.url)
             stack.callback((home / SERVER_FILE).unlink, missing_ok=True)  # before the worker gets its time to end
-        _say(client, address, workspace, num_gpus)
+        _say(client, address, workspace)
         while worker.poll() is None and not server.has_ended():
             time.sleep(_POLL_S)
         name, log = ("server", server.log_path) if server.has_ended() else ("worker", home / "worker.log")
@@ -201,7 +198,7 @@ def _open_runs(client: "SyncPrefectClient") -> set[UUID]:
 
 
 def _close(client: "SyncPrefectClient", runs: set[UUID]) -> None:
-    """End the runs as crashed (or cancelled), which frees their slots."""
+    """End the runs as crashed (or cancelled)."""
     from prefect.exceptions import ObjectNotFound
     from prefect.states import Cancelled, Crashed
 
@@ -212,7 +209,7 @@ def _close(client: "SyncPrefectClient", runs: set[UUID]) -> None:
             client.set_flow_run_state(run, end(message=_CLOSED), force=True)
 
 
-def _say(client: "SyncPrefectClient", address: ServerAddress, workspace: Workspace, num_gpus: int) -> None:
+def _say(client: "SyncPrefectClient", address: ServerAddress, workspace: Workspace) -> None:
     flows = {flow.id: flow.name for flow in client.read_flows()}
     names = sorted(f"{flows[deployment.flow_id]}/{deployment.name}" for deployment in client.read_deployments())
     out = terminal()
@@ -220,7 +217,7 @@ def _say(client: "SyncPrefectClient", address: ServerAddress, workspace: Workspa
     if not is_loopback(address.host):
         out.print(f"listens at:  {address.host}, with a password; other terminals need PREFECT_API_AUTH_STRING")
     out.print(f"workspace:   {workspace.root}")
-    out.print(f"GPUs:        {num_gpus or 'none'}")
+    out.print(f"GPUs:        {len(detected_gpus() or ()) or 'none'}")
     out.print("deployments, to run in any other terminal:")
     variables = " ".join(f"{name}={value}" for name, value in {"PREFECT_API_URL": address.url, **NO_TELEMETRY}.items())
     say(f"    export {variables}")

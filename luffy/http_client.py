@@ -173,20 +173,13 @@ class HTTPClient:
         """The body of a successful answer to a request that is sent once; ClusterError for any other answer."""
         return self._given(path, await self.ask(path, body))
 
-    async def post_with_retries(
-        self, path: str, body: Mapping[str, object], *, retry_timeouts: bool = False
-    ) -> Mapping[str, Any]:
-        """Same as `post`, for a request that may be repeated after a broken connection, 5xx, 408 or 429.
-
-        A request that timed out is repeated only with `retry_timeouts`.
-        """
+    async def post_with_retries(self, path: str, body: Mapping[str, object]) -> Mapping[str, Any]:
+        """Same as `post`, for a request that may be repeated after a broken connection, silence, 5xx, 408 or 429."""
         for attempt in range(self._limits.max_retries):
             failure: Answer | NoAnswer
             try:
                 failure = await self.ask(path, body)
             except NoAnswer as error:
-                if isinstance(error.__cause__, httpx.ReadTimeout) and not retry_timeouts:
-                    raise
                 failure = error
             else:
                 if not failure.may_pass or failure.asks_for_too_long:

@@ -1,8 +1,9 @@
 """State that the tasks of a flow run share: the run, its display, its log and artifacts in the UI; its cancellation.
 
 Prefect leaves cancellation to the worker, which learns of a request from one event. It misses the event if its
-connection to the server is broken at that moment, and the run would go on as "Cancelling" to its end. So the flow looks
-itself, with or without a worker. A run that is cancelled here ends as on Ctrl-C: this process gets the same signal.
+connection to the server is broken at that moment, and the run would go on as "Cancelling" to its end. So the flow of a
+deployment looks itself, and then ends as on Ctrl-C: this process gets the same signal. One that a terminal has started
+has no worker; Ctrl-C ends it.
 """
 
 import contextvars
@@ -60,7 +61,6 @@ _NOISE = re.compile(r"\r|\d+%\|.*\||^\s*$")
 _WINDOW_S = 10.0
 _MAX_LINES = 100
 _MAX_LENGTH = 2_000
-_cancelled = threading.Event()
 
 
 def in_one_line(record: logging.LogRecord) -> bool:
@@ -139,9 +139,9 @@ def open_session(
 
     if by_worker:
         watch_parent(os.getppid(), end_without_worker)
-    context_run = contextvars.copy_context().run  # of this thread's context, which holds Prefect's settings
-    watch = (_watch, flow_run, ended, _WORKER_S if by_worker else 0.0)
-    threading.Thread(target=context_run, args=watch, name="cancellation", daemon=True).start()
+        context_run = contextvars.copy_context().run  # of this thread's context, which holds Prefect's settings
+        watch = (_watch, flow_run, ended, _WORKER_S)
+        threading.Thread(target=context_run, args=watch, name="cancellation", daemon=True).start()
     with ExitStack() as stack:
         stack.callback(ended.set)
         # The command line has started one already, if it is worth it.
@@ -316,21 +316,16 @@ class StageLog:
             self._log(level, "%s", words[:_MAX_LENGTH])
 
 
-def was_cancelled() -> bool:
-    return _cancelled.is_set()
-
-
 def _watch(flow_run: UUID, ended: threading.Event, after_s: float) -> None:
-    """Interrupt this process once the run is cancelled, unless somebody else ends it within `after_s` seconds."""
+    """Interrupt this process once the run is cancelled, unless its worker ends it within `after_s` seconds."""
     client = get_client(sync_client=True, httpx_settings={"timeout": _REQUEST_TIMEOUT_S})
     while not ended.wait(_POLL_S):
         if _state(client, flow_run) in ("CANCELLING", "CANCELLED"):
             if ended.wait(after_s):
                 return
-            _cancelled.set()
             # Not a daemon: the process must not end before this thread.
             threading.Thread(target=_settle, args=(client, flow_run), name="cancelled", daemon=False).start()
-            # A shell script starts background processes with SIGINT ignored.
+            # A shell script starts background processes, a worker among them, with SIGINT ignored.
             ignored = signal.getsignal(signal.SIGINT) is signal.SIG_IGN
             os.kill(os.getpid(), signal.SIGTERM if ignored else signal.SIGINT)
             return

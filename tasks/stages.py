@@ -6,47 +6,31 @@ once: the second waits for a lock that the kernel frees when its holder dies, an
 
 Tasks are called directly, never submitted: only then does a cancelled run end its stages at once.
 
-A stage that runs holds slots of the global concurrency limit `gpu`. It takes them after it has decided not to reuse, so
-a cached stage never queues. Without the limit, or without a server, it goes on, and the GPU locks
-(`luffy.pipeline.gpus`) still prevent sharing.
+A stage that is not reused queues for its GPUs by lock files (`luffy.pipeline.gpus`), whatever server its run has.
 """
 
-import logging
 import os
 import re
 import time
-from collections.abc import Collection, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Collection, Mapping
 
-import httpx
 from prefect import task
 from prefect.cache_policies import CacheKeyFnPolicy
-from prefect.client.orchestration import get_client
-from prefect.client.schemas.responses import GlobalConcurrencyLimitResponse
-from prefect.concurrency.asyncio import ConcurrencySlotAcquisitionError
-from prefect.concurrency.sync import concurrency
-from prefect.exceptions import ObjectNotFound
 from prefect.serializers import JSONSerializer
 from prefect.settings import PREFECT_TASKS_REFRESH_CACHE
 from prefect.transactions import CommitMode, IsolationLevel, transaction
 
 from luffy.config import STAGE_KINDS
-from luffy.errors import ConfigError, StageFailed
+from luffy.errors import StageFailed
 from luffy.pipeline.events import Event, EventKind
-from luffy.pipeline.gpus import QUEUE, Stopped, Waiting, pause
 from luffy.pipeline.graph import StageNode
 from luffy.pipeline.lock import FlockManager
 from luffy.pipeline.reuse import RECORD_FILE, FinishedStage
 from luffy.pipeline.walk import find_room, walk
-from luffy.tasks.artifacts import tolerating_prefect
 from luffy.tasks.session import PrefectObserver, Session
 
 _ERROR_RECORD = re.compile(r"[0-9a-f]{32}")
 """Name of the file in which Prefect keeps the exception of a failed task, beside the stages' folders."""
-_LEASE_S = 60.0
-"""The shortest lease that Prefect allows. It is renewed while the stage runs; after a kill the slots stay taken for
-that long."""
-_REQUEST_TIMEOUT_S = 60.0
 
 
 @task(task_run_name="{node}", persist_result=True, result_serializer=JSONSerializer(), cache_result_in_memory=False)
@@ -54,7 +38,7 @@ def _make(session: Session, node: str, inputs: Mapping[str, FinishedStage], star
     """Make the stage `node`; `inputs` shows Prefect the stages that it depends on, `started` receives each attempt."""
     is_first = not started
     started.append(node)
-    session.run.execute(node, PrefectObserver(session), gpu_slots, afresh=is_first and _is_refreshed(session, node))
+    session.run.execute(node, PrefectObserver(session), afresh=is_first and _is_refreshed(session, node))
     return session.run.experiment.finished(node)
 
 
@@ -121,59 +105,3 @@ def make_chain(session: Session, only: Collection[str] = ()) -> dict[str, Finish
     nodes = experiment.chain_of(only, adopts=session.adopts)
     room = find_room(experiment.config, nodes)
     return walk(nodes, lambda node, inputs: make_stage(session, node, inputs), room, session.stop)
-
-
-@contextmanager
-def gpu_slots(wanted: int, waiting: Waiting, stopped: Stopped) -> Iterator[None]:
-    """Hold `wanted` slots of the limit; raises ConfigError if the limit is smaller."""
-    announced = False
-    while (slots := _take(wanted)) is None:
-        if not announced:
-            waiting(f"a slot of Prefect's limit {QUEUE!r}" if wanted == 1 else f"{wanted} slots of Prefect's {QUEUE!r}")
-            announced = True
-        pause(stopped)
-    try:
-        yield
-    finally:
-        # If the server is gone, the lease expires.
-        with tolerating_prefect(f"the slots of the limit {QUEUE!r} could not be given back"):
-            slots.close()
-
-
-def _take(wanted: int) -> ExitStack | None:
-    """Take the slots, which closing the result releases; None if too few are free.
-
-    If Prefect has no limit or fails, the result holds no slots.
-    """
-    slots = ExitStack()
-    limit: GlobalConcurrencyLimitResponse | None = None
-    unread = f"the limit {QUEUE!r} could not be read, and the stage goes on without it"
-    with (
-        tolerating_prefect(unread, logging.WARNING),
-        suppress(ObjectNotFound),
-        get_client(sync_client=True, httpx_settings={"timeout": _REQUEST_TIMEOUT_S}) as client,
-    ):
-        limit = client.read_global_concurrency_limit_by_name(QUEUE)
-    if limit is None or not limit.active:
-        return slots
-    if wanted > limit.limit:
-        raise ConfigError(
-            f"the stage takes {wanted} GPUs, and Prefect's limit {QUEUE!r} has {limit.limit} slots; raise the limit or "
-            "lower execution.vllm.engines, execution.vllm.tensor_parallel_size, execution.ray or execution.gpus"
-        )
-    # Checked first, because Prefect logs an error for each refused slot.
-    if limit.active_slots + wanted > limit.limit:
-        return None
-    with tolerating_prefect(f"the stage goes on without a slot of the limit {QUEUE!r}", logging.WARNING):
-        try:
-            slots.enter_context(
-                concurrency(
-                    QUEUE, occupy=wanted, max_retries=0, lease_duration=_LEASE_S, raise_on_lease_renewal_failure=False
-                )
-            )
-        except ConcurrencySlotAcquisitionError as error:
-            cause = error.__cause__
-            if isinstance(cause, httpx.HTTPStatusError) and cause.response.status_code == httpx.codes.LOCKED:
-                return None
-            raise
-    return slots

@@ -1,4 +1,4 @@
-"""Make an environment of the parts beside this script, on a machine without a network, and run `luffy doctor` in it.
+"""Make an environment of the parts beside this script, on a machine without a network.
 
     python3 unpack.py ENV
 
@@ -15,7 +15,6 @@ import os
 import platform
 import re
 import shutil
-import subprocess
 import sys
 import tarfile
 import venv
@@ -29,7 +28,6 @@ KIT = Path(__file__).resolve().parent
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("environment", type=Path, help="a new folder, or the environment of another kit to add to")
-    parser.add_argument("--no-doctor", action="store_true", help="do not run `luffy doctor`")
     given = parser.parse_args()
     folder = given.environment.absolute()
     if wrong := _refusal(folder):
@@ -46,9 +44,8 @@ def main() -> int:
         (packages / "beside.pth").write_text("\n".join(lines))
     # Compiled now, by all cores, and not at the first import, by one.
     compileall.compile_dir(packages, quiet=2, workers=0)
-    print(f"{folder}: activate it by `export PATH={folder}/bin:$PATH`")  # noqa: T201
-    doctor = [folder / "bin" / "python", "-m", "luffy", "doctor"]
-    return 0 if given.no_doctor else subprocess.run(doctor, check=False).returncode
+    print(f"{folder}: activate it by `export PATH={folder}/bin:$PATH`, and try it by `luffy run smoke`")  # noqa: T201
+    return 0
 
 
 def _refusal(folder: Path) -> str | None:

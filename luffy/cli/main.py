@@ -11,12 +11,11 @@ from typer import Abort, Typer, TyperException
 
 from luffy.cli.commands.compare import compare
 from luffy.cli.commands.config import config
-from luffy.cli.commands.doctor import doctor
 from luffy.cli.commands.export import export
 from luffy.cli.commands.gc import gc
 from luffy.cli.commands.rescore import diff, rescore
-from luffy.cli.commands.run import bench, evaluate, plan, run
-from luffy.cli.commands.serve import serve, serve_engine
+from luffy.cli.commands.run import evaluate, plan, run
+from luffy.cli.commands.serve import serve
 from luffy.cli.commands.show import show
 from luffy.cli.commands.study import study
 from luffy.cli.console import show_error
@@ -26,12 +25,14 @@ from luffy.processes import exit_without_finalizing
 
 _NAME = "luffy"
 _GROUPS: dict[str, tuple[Callable[..., int], ...]] = {
-    "Experiments": (run, plan, bench, config, evaluate, compare, study, serve, serve_engine, doctor),
+    "Experiments": (run, plan, config, evaluate, compare, study, serve),
     "Results": (show, diff, rescore, export, gc),
 }
-_TAKE_FIELDS = (run, plan, bench, config, evaluate)
+_TAKE_FIELDS = (run, plan, config, evaluate)
 _GONE = {
+    "bench": "luffy run CONFIG rl.steps=5 measures a few real steps, and luffy plan shows what they took",
     "watch": "Prefect's UI lists the runs, luffy show RUN their state",
+    "doctor": "luffy run smoke tries this machine, luffy plan CONFIG and pip check look for what is wrong",
     "eval": "luffy evaluate CONFIG --model MODEL plays an experiment's environment with any model",
     "explain": "luffy config CONFIG --explain prints what it printed",
     "export-environment": "nothing takes its place",
@@ -40,6 +41,7 @@ _GONE = {
     "leaderboard": "luffy show --leaderboard prints and writes it",
     "prepare": "luffy run CONFIG --only prepare_data makes the data alone",
     "runs": "luffy show lists the runs and results of a workspace",
+    "serve-engine": "cluster: ray has engines on other machines; luffy evaluate --model api:NAME asks a server",
 }
 _EPILOG = """\
 luffy COMMAND --help shows the options of a command; luffy config --fields lists every field of an experiment.

@@ -1,11 +1,9 @@
 """What training runs on: a cluster for RL, ranks for SFT; with `cluster: local`, one process for trainer and engine.
 
 The embedded engine generates with the very model in training. A vLLM engine (`rl.engine: vllm`) has a copy of its
-weights, which every `publish` replaces, and so have servers (`rl.engine: openai`). On a GPU it sleeps while the trainer
-learns.
+weights, which every `publish` replaces. On a GPU it sleeps while the trainer learns.
 """
 
-import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext
 from pathlib import Path
@@ -17,7 +15,6 @@ from luffy.cluster.rank_processes import rank_processes
 from luffy.config.execution import VLLMConfig
 from luffy.rollout.engine import Completion, RolloutEngine, RolloutRequest, SamplingParams
 from luffy.rollout.kept_engine import open_vllm
-from luffy.rollout.server_engine import ServerEngine
 from luffy.rollout.transformers_engine import TransformersEngine
 from luffy.rollout.vllm_engine import VLLMEngine
 from luffy.rollout.vllm_limits import check_installed, settled
@@ -26,7 +23,6 @@ from luffy.training.policy import Policy
 from luffy.training.ranks import LocalRanks, Rank, Ranks, RankSpec, Result, call_everywhere, device
 from luffy.training.supervised import SupervisedRank, SupervisedSpec
 
-_PUBLISHED = "published"
 _NEED_GPU = (TrainerRank.learn, TrainerRank.sft_step, TrainerRank.entropies, TrainerRank.mean_probabilities)
 """Methods of a rank that need more GPU memory than it holds permanently."""
 _Arguments = TypeVarTuple("_Arguments")
@@ -61,7 +57,7 @@ class RanksEngine:
 
 @contextmanager
 def open_answers(
-    engine: Literal["cluster", "vllm", "openai"],
+    engine: Literal["cluster", "vllm"],
     spec: SupervisedSpec,
     ranks: Ranks[SupervisedRank],
     longest: int,
@@ -72,14 +68,10 @@ def open_answers(
     `engine` is `sft.engine`. Prompts with their responses have at most `longest` tokens; `num_responses`: about how
     many there will be. vLLM sleeps on a GPU while nothing is answered. Raises ConfigError for an unusable engine.
     """
-    servers: ServerEngine | None = None
     vllm: VLLMEngine | None = None
     execution, sleeps = spec.execution, torch.cuda.is_available()
     with ExitStack() as stack:
-        if engine == "openai":
-            servers = ServerEngine.from_folder(spec.model, execution.server, spec.dtype, max_model_len=longest)
-            stack.enter_context(closing(servers))
-        elif engine == "vllm":
+        if engine == "vllm":
             layout = settled(execution.vllm, num_responses, longest)
             torch.cuda.empty_cache()
             vllm = open_vllm(spec.model, layout, spec.dtype, longest=longest, reads_text=False, shares_gpu=sleeps)
@@ -89,8 +81,6 @@ def open_answers(
 
         @contextmanager
         def after(step: int) -> Iterator[RolloutEngine]:
-            if servers is not None:
-                update_servers(servers, lambda out: call_everywhere(ranks, SupervisedRank.export, out), spec.out, step)
             if vllm is not None and sleeps:
                 torch.cuda.empty_cache()
                 vllm.wake_up("weights")
@@ -98,7 +88,7 @@ def open_answers(
                 ranks.call(_give_weights, [(vllm, step)])
             if vllm is not None and sleeps:
                 vllm.wake_up("kv_cache")
-            yield servers or vllm or RanksEngine(ranks, execution.rollout_batch_size, step)
+            yield vllm or RanksEngine(ranks, execution.rollout_batch_size, step)
             if vllm is not None and sleeps:
                 vllm.sleep()
 
@@ -121,26 +111,11 @@ def _generate_on_rank(
         return TransformersEngine(model, batch_size, weight_version, folder).generate(requests, params)
 
 
-def open_servers(spec: TrainerSpec) -> ServerEngine:
-    """The servers of `execution.server`, loaded with the trainer's initial model; ConfigError for unusable ones."""
-    return ServerEngine.from_folder(
-        spec.model, spec.execution.server, spec.settings.dtype, max_model_len=spec.longest, weight_version=0
-    )
-
-
 def rollout_engine(spec: TrainerSpec, num_engines: int) -> VLLMConfig:
     """How each of so many engines is laid out that sample RL's rollouts."""
     config, rl, rows = spec.execution.vllm, spec.settings.rl, spec.settings.objective.group.size
     at_once = max(rl.prompts_per_step * rows // num_engines, config.max_num_seqs)  # a step waits for all of its rows
     return settled(config, rl.steps * at_once, spec.longest)
-
-
-def update_servers(servers: ServerEngine, export: Callable[[Path], object], out: Path, version: int) -> None:
-    """Send the weights that `export` writes, as `version`; running responses continue after the update."""
-    folder = out / _PUBLISHED
-    export(folder)
-    servers.load_weights_from(folder, version)
-    shutil.rmtree(folder)
 
 
 class SleepingEngine(Protocol):
@@ -199,8 +174,6 @@ class LocalCluster:
 
     def __init__(self, spec: TrainerSpec) -> None:
         settings = spec.settings
-        self._out = spec.out
-        self._servers = open_servers(spec) if settings.rl.engine == "openai" else None
         if settings.rl.engine == "vllm":
             check_installed()
         self._stack = ExitStack()
@@ -223,12 +196,10 @@ class LocalCluster:
 
     @property
     def engine(self) -> RolloutEngine:
-        return self._servers or self._vllm or self._embedded
+        return self._vllm or self._embedded
 
     def publish(self, version: int) -> None:
-        """Send the weights to vLLM or to the servers; the embedded engine shares them and only gets the version."""
-        if self._servers is not None and version != self._servers.weight_version:
-            update_servers(self._servers, self.trainer.export, self._out, version)
+        """Send the weights to vLLM; the embedded engine shares them and only gets the version."""
         if self._vllm is not None and (self._in_turn.engine_sleeps or version != self._vllm.weight_version):
             with self._in_turn.waking():
                 self._ranks.call(_give_weights, [(self._vllm, version)])
@@ -241,9 +212,8 @@ class LocalCluster:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for started in (self._servers, self._vllm):
-            if started is not None:
-                started.close()
+        if self._vllm is not None:
+            self._vllm.close()
         self._stack.close()
 
 

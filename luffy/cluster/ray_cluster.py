@@ -5,14 +5,13 @@ import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 
-from luffy.cluster.local import RanksInTurn, open_servers, rollout_engine, update_servers
+from luffy.cluster.local import RanksInTurn, rollout_engine
 from luffy.cluster.ray_engine import EngineActors, RayEngine, RayRanks, has_gpus
 from luffy.cluster.ray_session import layout, ray_session, reserve
 from luffy.cluster.supervision import Member, Supervisor
 from luffy.cluster.weights import send_weights
 from luffy.config.execution import WeightTransfer
 from luffy.rollout.engine import RolloutEngine
-from luffy.rollout.server_engine import ServerEngine
 from luffy.training.learner import Trainer, TrainerRank, TrainerSpec
 from luffy.training.ranks import call_everywhere
 
@@ -26,8 +25,7 @@ _SEND_TIMEOUT_S = 300.0
 class RayCluster:
     """Trainer ranks and engines, each in its own process. A context manager: all of them end with it.
 
-    With `rl.engine: openai` only the ranks run here, and the engines are servers elsewhere. Colocated on GPUs, engines
-    sleep while the trainer learns and wake up with new weights.
+    Colocated on GPUs, engines sleep while the trainer learns and wake up with new weights.
     """
 
     def __init__(self, spec: TrainerSpec) -> None:
@@ -39,18 +37,14 @@ class RayCluster:
         self._sending_s = 0.0
         colocated = self._config.placement == "colocated"
         self._way: WeightTransfer = self._config.weight_transfer or ("ipc" if colocated else "object_store")
-        self._servers: ServerEngine | None = None
 
     def __enter__(self) -> "RayCluster":
         spec, config = self._spec, self._config
         with self._stack:
-            if spec.settings.rl.engine == "openai":
-                self._servers = open_servers(spec)
-                self._stack.callback(self._servers.close)
-            num_engines = 0 if self._servers else config.engines
+            num_engines = config.engines
             self._stack.enter_context(ray_session(config, config.trainer_ranks + num_engines))
             gpus = has_gpus(config)
-            share_devices = num_engines > 0 and config.placement == "colocated"
+            share_devices = config.placement == "colocated"
             share_gpus = gpus and share_devices
             places = layout(config, spec.execution.vllm.tensor_parallel_size, gpus, num_engines)
             group = reserve(places, config.start_timeout_s)
@@ -62,7 +56,7 @@ class RayCluster:
                 group,
                 (settings.rl.max_staleness + 1) * max(settings.lanes, 1) + _UPDATE_THREADS,
                 spec.model,
-                rollout_engine(spec, max(num_engines, 1)),
+                rollout_engine(spec, num_engines),
                 settings.dtype,
                 spec.longest,
                 config,
@@ -86,7 +80,6 @@ class RayCluster:
             )
             logger.info("trainer ranks and engines are ready; weights go by %s", self._way)
             self._engines = RayEngine(engines, actors, self._supervisor, self._send)
-            # GPUs of servers elsewhere are not counted.
             sharing = self._engines if share_gpus else None
             self.in_turn = RanksInTurn(self._ranks, round(places.total("GPU")), sharing)
             """All ranks, for calls that may need the GPUs of engines."""
@@ -99,16 +92,13 @@ class RayCluster:
 
     @property
     def engine(self) -> RolloutEngine:
-        return self._engines if self._servers is None else self._servers
+        return self._engines
 
     def publish(self, version: int) -> None:
         """Send the trainer's weights to every engine; running rollouts continue after the update."""
         if version == self._published and not self.in_turn.engine_sleeps:
             return  # engines and trainer start with the same weights
         self._published = version
-        if self._servers is not None:
-            update_servers(self._servers, self.trainer.export, self._spec.out, version)
-            return
         with self.in_turn.waking():
             began = time.perf_counter()
             self._engines.update(lambda engines: self._send(engines, self._way))
@@ -116,8 +106,6 @@ class RayCluster:
 
     def metrics(self) -> dict[str, float]:
         """Restarts so far, and the share of `perf/weights_s` that was not spent on waking engines."""
-        if self._servers:
-            return {}
         return {"perf/engine_restarts": float(self._engines.num_restarts), "perf/weights_sending_s": self._sending_s}
 
     def _send(self, engines: Sequence[Member], way: WeightTransfer = "object_store") -> list[int]:

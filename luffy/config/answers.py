@@ -39,7 +39,7 @@ class DifficultyConfig(StrictModel):
     """Lowest pass rate that is kept, inclusive."""
     max_pass_rate: Share = 0.9
     """Highest pass rate that is kept, inclusive."""
-    engine: Literal["transformers", "vllm", "openai"] | None = None
+    engine: Literal["transformers", "vllm"] | None = None
     """What generates the responses; None: RL's engine (`cluster`, `rl.engine`)."""
 
     def _complaints(self) -> Iterator[str]:
@@ -63,7 +63,7 @@ class SampleConfig(StrictModel):
     temperature: PositiveFloat = 1.0
     max_response_tokens: PositiveInt | None = None
     """None: `data.max_trace_tokens`."""
-    engine: Literal["transformers", "vllm", "openai"] | None = None
+    engine: Literal["transformers", "vllm"] | None = None
     """The engine that generates the responses; None: `vllm` with `cluster: ray`, else `transformers`."""
     stop: tuple[StopText, ...] = ()
     """Texts that end a response."""

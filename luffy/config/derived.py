@@ -200,31 +200,29 @@ def _of_folder(config: ExperimentConfig, wanted: EvaluatedModel, model: str) -> 
             f"--chat-template: {chat_template}: no such file; give {', '.join(template_names())} or the path of a "
             f"Jinja file, which starts at {Path.cwd()}"
         )
-    evaluation, execution, own = _protocol(config), config.execution, config.model
+    evaluation, own = _protocol(config), config.model
     policy = ModelConfig(
-        path=given_model(model), dtype=own.dtype, chat_template=chat_template, template_date=own.template_date
+        path=_given_model(model), dtype=own.dtype, chat_template=chat_template, template_date=own.template_date
     )
     if own.path is not None and (_real_folder(own.path) or own.path) == policy.path:  # in the experiment's own context
         context = {"rope_theta": own.rope_theta, "max_position_embeddings": own.max_position_embeddings}
         policy = policy.model_copy(update=context)
-    if evaluation.engine != "openai":
-        execution = execution.model_copy(update={"server": ServerConfig()})  # those of RL have no use here
-    return policy, evaluation, execution
+    return policy, evaluation, config.execution
 
 
-def given_model(model: str, option: str = "--model") -> str:
-    """What `option` names: the real path of a model folder, also of a stage's, else the GGUF file or hub id as it is.
+def _given_model(model: str) -> str:
+    """What --model names: the real path of a model folder, also of a stage's, else the GGUF file or hub id as it is.
 
     Raises ConfigError for a path without a model.
     """
     path, folder = Path(model).expanduser(), _real_folder(model)
     if folder is None and path.is_dir():
-        raise ConfigError(f"{option}: {model} has no config.json; give a Hugging Face model folder or a hub id")
+        raise ConfigError(f"--model: {model} has no config.json; give a Hugging Face model folder or a hub id")
     if folder is None and path.exists() and path.suffix != GGUF:
-        raise ConfigError(f"{option}: {model} is a file; give a Hugging Face model folder, a {GGUF} file or a hub id")
+        raise ConfigError(f"--model: {model} is a file; give a Hugging Face model folder, a {GGUF} file or a hub id")
     if folder is None and not path.exists() and _HUB_ID.fullmatch(model) is None:
         raise ConfigError(
-            f"{option}: {model}: no such folder; relative paths start at {Path.cwd()}, a run's policy is in "
+            f"--model: {model}: no such folder; relative paths start at {Path.cwd()}, a run's policy is in "
             "workspace/runs/RUN/stages/rl, and a hub id is OWNER/NAME"
         )
     return folder or model
@@ -238,7 +236,7 @@ def _of_endpoint(config: ExperimentConfig, wanted: EvaluatedModel, model: str) -
         raise ConfigError(
             "--chat-template has no effect on a model served by an endpoint, which has its own; remove it"
         )
-    evaluation, server = _protocol(config, is_served=True), config.execution.server
+    evaluation, server = _protocol(config), config.execution.server
     if wanted.urls:
         server = ServerConfig.model_validate({**server.model_dump(), "urls": wanted.urls})
     if not server.urls:
@@ -264,11 +262,9 @@ def sweep_of(config: ExperimentConfig, steps: tuple[int, ...]) -> ExperimentConf
     return config.model_copy(update={"stages": config.stages[: config.stages.index("rl") + 1]})
 
 
-def _protocol(config: ExperimentConfig, *, is_served: bool = False) -> EvaluationConfig:
+def _protocol(config: ExperimentConfig) -> EvaluationConfig:
     if config.evaluation is None:
         raise ConfigError(f"evaluation: missing; {config.name} must define the evaluation protocol")
-    if config.evaluation.engine == "openai" and not config.execution.server.urls and not is_served:
-        raise ConfigError("execution.server.urls: missing; evaluation.engine: openai needs at least one server")
     return config.evaluation
 
 

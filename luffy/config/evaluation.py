@@ -103,7 +103,7 @@ class EvaluationConfig(StrictModel):
     """Suites to evaluate, or `validation`: the prompts of `data.validation_prompts`. None: all of `data.suites`."""
     engine: Literal["transformers", "vllm", "openai"] = "transformers"
     """What generates the responses: the embedded engine, vLLM (`pip install 'luffy-rl[vllm]'`), or the servers of
-    `execution.server`: vLLM's, which are given each checkpoint's weights, or those that serve `model.endpoint`."""
+    `execution.server` that serve `model.endpoint`."""
     confidence: Fraction = 0.95
     """Level of the intervals."""
 

@@ -103,8 +103,7 @@ def _without_password(url: str) -> str:
 
 
 class ServerConfig(StrictModel):
-    """Engines that run elsewhere: vLLM servers (started as in `luffy/rollout/server_engine.py`), or, for
-    `model.endpoint`, any server of OpenAI's protocol (`luffy/rollout/text_endpoint.py`)."""
+    """Servers of OpenAI's protocol (`luffy/rollout/text_endpoint.py`)."""
 
     urls: tuple[Annotated[str, AfterValidator(_checked)], ...] = ()
     """`http://host:8000`, without path, with `/v1` or another that serves `/chat/completions` or `/completions`."""
@@ -113,11 +112,11 @@ class ServerConfig(StrictModel):
     connect_timeout_s: PositiveFloat = 10.0
     """Longest wait for a connection."""
     request_timeout_s: PositiveFloat = 1800.0
-    """Longest wait for a reply: a whole response, or a change of all weights."""
+    """Longest wait for a reply, a whole response."""
     max_retries: NonNegativeInt = 5
     """Further attempts after a broken connection, a server error (5xx) or a 429; Retry-After is respected."""
     concurrency: PositiveInt = 256
-    """Concurrent requests to a server; ideally the `--max-num-seqs` that it was started with."""
+    """Concurrent requests to a server."""
 
     def _complaints(self) -> Iterator[str]:
         if len(set(self.roots)) < len(self.urls):
@@ -180,6 +179,7 @@ class ExecutionConfig(StrictModel):
     vllm: VLLMConfig = VLLMConfig()
     ray: RayConfig = RayConfig()
     server: ServerConfig = ServerConfig()
+    """Where `model.endpoint` is served."""
     teachers: dict[str, ServerConfig] = Field(default_factory=dict)
     """Where endpoints of `synthesize.teachers` are served, by teacher; a given `api_key_variable` must be set."""
     rl_teacher: ServerConfig = ServerConfig()

@@ -61,12 +61,12 @@ class ExperimentConfig(StrictModel):
 
     @property
     def num_engines(self) -> int:
-        """vLLM engines of RL: under `cluster: local` one with `rl.engine: vllm`, under `ray` none with `openai`."""
+        """vLLM engines of RL: under `cluster: local` one with `rl.engine: vllm`."""
         if "rl" not in self.stages or self.rl is None:
             return 0
         if self.cluster == "local":
             return int(self.rl.engine == "vllm")
-        return 0 if self.rl.engine == "openai" else self.execution.ray.engines
+        return self.execution.ray.engines
 
     @property
     def checkpoint_names(self) -> dict[str, str]:

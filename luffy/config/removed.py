@@ -5,6 +5,8 @@ from typing import NamedTuple
 
 from luffy.config.yaml_source import KeyPath, Value
 
+_SERVERS = "engines on servers elsewhere are gone; cluster: ray has engines on other machines"
+
 
 class Removed(NamedTuple):
     """A field that is gone."""
@@ -31,6 +33,10 @@ REMOVED: Mapping[str, Removed] = {
 """By the field's own name, or by its section's and its own (`rl.seed`)."""
 REMOVED_VALUES: Mapping[tuple[str, str], str] = {
     ("weight_transfer", "broadcast"): "use object_store, or ipc with ray.placement: colocated",
+    ("rl.engine", "openai"): _SERVERS,
+    ("sft.engine", "openai"): "validations by servers elsewhere are gone; use vllm, or cluster",
+    ("difficulty.engine", "openai"): _SERVERS,
+    ("sample.engine", "openai"): _SERVERS,
 }
 """By field, named likewise, and value."""
 

@@ -318,7 +318,7 @@ def _of_rl(config: "ExperimentConfig", objective: ObjectiveConfig, rl: RLConfig)
         )
     if objective.interleaved_sft is not None and rl.critic is not None and rl.critic.warmup_steps:
         yield "rl.critic.warmup_steps freezes the policy, which objective.interleaved_sft would update; remove one"
-    if rl.max_staleness and rl.engine != "openai":
+    if rl.max_staleness:
         if config.cluster == "local":
             yield (
                 f"rl.max_staleness {rl.max_staleness} has no effect with cluster: local, where rollouts and "
@@ -382,7 +382,7 @@ def _of_engines(config: "ExperimentConfig", rl: RLConfig | None) -> Iterator[str
     if sft is not None and sft.engine == "vllm" and config.cluster == "ray":
         yield (
             "sft.engine: vllm puts an engine into the trainer's process, and cluster: ray has its ranks in processes "
-            "of their own; use openai, or cluster, where each rank answers its share"
+            "of their own; use cluster, where each rank answers its share"
         )
     ways = config.execution.vllm.tensor_parallel_size
     for name, trained in (("rl", rl), ("sft", sft)):
@@ -391,17 +391,16 @@ def _of_engines(config: "ExperimentConfig", rl: RLConfig | None) -> Iterator[str
                 f"execution.vllm.tensor_parallel_size: {ways} with {name}.engine: vllm, which has the trainer's one "
                 "GPU; set it to 1, or use cluster: ray"
             )
-    sections = {"evaluation": evaluation, **answering, "rl": rl, "sft": sft}
-    users = [name for name, section in sections.items() if section is not None and section.engine == "openai"]
-    if users and not config.execution.server.urls:
-        yield f"execution.server.urls: missing; {users[0]}.engine: openai needs at least one server"
-    # An evaluation outside the chain may use them (flows/evaluate_checkpoint.py).
-    by_itself = config.evaluation is not None and config.evaluation.engine == "openai"
-    if config.execution.server.urls and not users and not by_itself:
+    asks_servers = config.evaluation is not None and config.evaluation.engine == "openai"
+    if asks_servers and config.model.endpoint is None:
         yield (
-            "execution.server.urls has no effect without evaluation.engine, difficulty.engine, sample.engine, "
-            "sft.engine or rl.engine: openai"
+            "evaluation.engine: openai asks the servers of model.endpoint, which this experiment lacks; use "
+            "transformers or vllm"
         )
+    if asks_servers and evaluation is not None and not config.execution.server.urls:
+        yield "execution.server.urls: missing; evaluation.engine: openai needs at least one server"
+    if config.execution.server.urls and not asks_servers:
+        yield "execution.server.urls has no effect without evaluation.engine: openai"
     by_vllm: dict[str, float] = {}
     if rl is not None and (config.cluster == "ray" or rl.engine != "cluster"):
         by_vllm["rl.temperature"] = rl.temperature

@@ -91,10 +91,9 @@ class SFTConfig(StrictModel):
     optimizer: OptimizerConfig
     validation: ValidationConfig | None = None
     """Held-out accuracy while this stage trains; None: it is not measured."""
-    engine: Literal["cluster", "vllm", "openai"] = "cluster"
+    engine: Literal["cluster", "vllm"] = "cluster"
     """Engine of the validation, as `rl.engine`. `cluster`: the embedded one, on the ranks themselves. `vllm`: with
-    `cluster: local`, vLLM in the trainer's process; on a GPU it sleeps but for a validation. `openai`: the vLLM servers
-    of `execution.server`, on other devices, which take the weights from a folder in the stage's directory."""
+    `cluster: local`, vLLM in the trainer's process; on a GPU it sleeps but for a validation."""
     objective: SupervisedObjectiveConfig = SupervisedObjectiveConfig(
         terms=(
             TermConfig(
@@ -320,11 +319,10 @@ class RLConfig(StrictModel):
     stop: tuple[StopText, ...] = ()
     """Texts that end a rollout, besides the stop token (r1_zero: `</answer>`). A rollout is graded up to and including
     the first of them, and learned from up to the token that completes it. A prefix of a trace ends before one."""
-    engine: Literal["cluster", "vllm", "openai"] = "cluster"
+    engine: Literal["cluster", "vllm"] = "cluster"
     """Engine of the rollouts. `cluster`: the embedded one in one process, vLLM actors under Ray. `vllm`: with `cluster:
     local`, vLLM in the trainer's process, which takes its weights after every RL step; on a GPU it sleeps while the
-    trainer learns, and `execution.vllm.gpu_memory_utilization` is what it may take beside the trainer's states.
-    `openai`: the vLLM servers of `execution.server`, which take them from a folder in the stage's directory."""
+    trainer learns, and `execution.vllm.gpu_memory_utilization` is what it may take beside the trainer's states."""
     max_staleness: NonNegativeInt = 0
     """RL steps by which the weights of a rollout may lag; above 0, generation overlaps with training."""
     partial_rollout_tokens: PositiveInt | None = None

@@ -24,7 +24,7 @@ from luffy.errors import EXIT_USER_ERROR, DataError, LuffyError, StageFailed, Us
 from luffy.pipeline.disk import usable
 from luffy.pipeline.engine_process import EngineProcess, current_engine_process
 from luffy.pipeline.events import EVENTS_FILE, Event, EventReader, how_it_ended
-from luffy.pipeline.gpus import Turn, gpus_of_stage, own_gpus, trains_here
+from luffy.pipeline.gpus import gpus_of_stage, own_gpus, trains_here
 from luffy.pipeline.graph import StageNode, build_graph
 from luffy.pipeline.identity import Identity, IdentityRecord, code_identity, identity_of, read_identity
 from luffy.pipeline.job import JOB_FILE, StageJob, write_job
@@ -291,13 +291,11 @@ class ExperimentRun:
         self._started = started or _now()
         self._working_directory = str(Path.cwd())
 
-    def execute(
-        self, name: str, observer: StageObserver, turn: Turn | None = None, *, afresh: bool = False
-    ) -> Manifest:
+    def execute(self, name: str, observer: StageObserver, *, afresh: bool = False) -> Manifest:
         """Make the stage `name`, or reuse it; returns its manifest.
 
-        `turn` decides when a stage that is not reused may take GPUs. Raises WorkspaceError, and StageFailed: after a
-        temporary failure another call resumes the stage. The time limit of a stage is that of all its calls together.
+        Raises WorkspaceError, and StageFailed: after a temporary failure another call resumes the stage. The time limit
+        of a stage is that of all its calls together.
         `afresh` makes it again from the beginning, whatever is there.
         """
         with ExitStack() as claimed:
@@ -314,7 +312,7 @@ class ExperimentRun:
                         self.enter(plan)
                     claimed.close()
                     if plan.action not in ("reuse", "pull"):
-                        self._start(plan, observer, turn, afresh)
+                        self._start(plan, observer, afresh)
                     manifest = finished_manifest(plan.directory)
                     shared = self.experiment.shared
                     if shared is not None and plan.action != "pull" and shared.push(plan.directory, manifest):
@@ -354,7 +352,7 @@ class ExperimentRun:
             }
             write_run(self.directory, record)
 
-    def _start(self, plan: StagePlan, observer: StageObserver, turn: Turn | None, afresh: bool) -> None:
+    def _start(self, plan: StagePlan, observer: StageObserver, afresh: bool) -> None:
         node, stage, execution = plan.node.name, plan.node.stage, self.experiment.config.execution
         check_space(plan, execution.checkpoint)
         # One job for garbage collection, which keeps what an unfinished stage needs, and the run's own for the program:
@@ -371,7 +369,7 @@ class ExperimentRun:
         wanted, limit_s = gpus_of_stage(self.experiment.config, stage), execution.time_limits_s.get(stage)
         try:
             fewer = trains_here(self.experiment.config, stage)
-            with own_gpus(wanted, waiting, self.stopped, turn, fewer=fewer) as environment:
+            with own_gpus(wanted, waiting, self.stopped, fewer=fewer) as environment:
                 began = time.monotonic()
                 try:
                     supervise(

@@ -24,6 +24,7 @@ from pydantic import ValidationError
 
 from luffy.config import ExperimentConfig
 from luffy.config.execution import CheckpointConfig
+from luffy.config.removed import without_removed
 from luffy.errors import DataError, LuffyError
 from luffy.files import sync_directory
 from luffy.pipeline.experiment import open_experiment
@@ -224,7 +225,7 @@ def _find_needs(workspace: Workspace, kept: Sequence[RunRecord]) -> _Needs:
             live |= used
         if record.is_live and record.config:  # else it has not entered anything yet
             try:
-                config = ExperimentConfig.model_validate_json(json.dumps(record.config))
+                config = ExperimentConfig.model_validate_json(json.dumps(without_removed(dict(record.config))))
                 for identity in open_experiment(config, workspace).identities.values():
                     live.add(workspace.stage_directory(identity.stage, identity.key))
             except (LuffyError, ValidationError) as error:

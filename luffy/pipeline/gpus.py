@@ -10,7 +10,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,8 +19,6 @@ from luffy.config.settings import GPUS, scored_by
 from luffy.errors import EXIT_INTERRUPTED, ConfigError, LostError, StageFailed, WorkspaceError
 from luffy.pipeline.lock import try_lock
 
-QUEUE = "gpu"
-"""Name of the Prefect concurrency limit that guards GPUs."""
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
 _ORDER = "CUDA_DEVICE_ORDER"
 _NONE: tuple[list[str], ...] = ([], ["-1"], ["NoDevFiles"])
@@ -39,8 +37,6 @@ Waiting = Callable[[str], None]
 """Called once when a wait begins, with what it waits for."""
 Stopped = Callable[[], bool]
 """Whether to give up waiting."""
-Turn = Callable[[int, Waiting, Stopped], AbstractContextManager[object]]
-"""Context manager that waits until a stage may take that many GPUs and releases them on exit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,12 +116,10 @@ def own_gpus(
     wanted: int,
     waiting: Waiting = lambda what: None,
     stopped: Stopped = lambda: False,
-    turn: Turn | None = None,
     *,
     fewer: bool = False,
 ) -> Iterator[Mapping[str, str]]:
-    """Hold `wanted` GPUs, after waiting for busy ones, and before them for the `turn`; yields the environment variables
-    that select them.
+    """Hold `wanted` GPUs, after waiting for busy ones; yields the environment variables that select them.
 
     Does nothing on a machine without GPUs. Where the machine has fewer, `fewer` takes all of them, and otherwise raises
     ConfigError. Raises LostError if its driver does not respond, StageFailed once `stopped`.
@@ -140,7 +134,7 @@ def own_gpus(
             f"the stage takes {wanted} GPUs, this machine has {len(gpus)}; lower execution.vllm.engines, "
             "execution.vllm.tensor_parallel_size, execution.ray or execution.gpus"
         )
-    with turn(wanted, waiting, stopped) if turn else nullcontext(), ExitStack() as held:
+    with ExitStack() as held:
         names = {_VISIBLE: ",".join(gpu.name for gpu in _lock(gpus, wanted, held, waiting, stopped))}
         # By default CUDA numbers GPUs by speed; nvidia-smi numbers them by bus.
         yield names if _VISIBLE in os.environ else {**names, _ORDER: "PCI_BUS_ID"}

@@ -421,20 +421,19 @@ def generation_memory(
 ) -> tuple[GpuMemory, ...]:
     """Memory of each kind of GPU in those of `stages` in which a finished model answers prompts.
 
-    Empty for stages whose model is on servers elsewhere. A GPU that a vLLM engine shares with a reward model counts
-    twice: vLLM has to fit into its share, and both into the GPU.
+    A GPU that a vLLM engine shares with a reward model counts twice: vLLM has to fit into its share, and both into the
+    GPU.
     """
     found: list[GpuMemory] = []
     for name, section in answering(config, stages).items():
         assert section.max_response_tokens is not None
-        if section.engine != "openai":
-            memory = _vllm_memory if section.engine == "vllm" else _embedded_memory
-            gpu = memory(architecture, config, gpu_gib, f"GPU in {name}", section.max_response_tokens)
-            if scoring := _scoring(config, "evaluate" if name == "evaluation" else name):
-                found += [gpu] if section.engine == "vllm" else []
-                of_both = (*gpu.components, *scoring)
-                gpu = GpuMemory(f"{gpu.name} with a {REWARD_MODEL}", gpu.count, of_both, gpu_gib)
-            found.append(gpu)
+        memory = _vllm_memory if section.engine == "vllm" else _embedded_memory
+        gpu = memory(architecture, config, gpu_gib, f"GPU in {name}", section.max_response_tokens)
+        if scoring := _scoring(config, "evaluate" if name == "evaluation" else name):
+            found += [gpu] if section.engine == "vllm" else []
+            of_both = (*gpu.components, *scoring)
+            gpu = GpuMemory(f"{gpu.name} with a {REWARD_MODEL}", gpu.count, of_both, gpu_gib)
+        found.append(gpu)
     return tuple(found)
 
 

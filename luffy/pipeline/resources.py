@@ -6,6 +6,7 @@ Under `cluster: local` it covers vLLM engines, training beside one on a GPU, and
 import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from importlib.metadata import version
 
 from luffy.config import ExperimentConfig
 from luffy.config.model import ModelConfig
@@ -62,6 +63,8 @@ def find_resources(config: ExperimentConfig, stages: Sequence[str] | None = None
     notes += _unset_keys(config, wanted)
     if hidden := hidden_gpus():
         notes.append(f"CUDA_VISIBLE_DEVICES hides the GPUs of this machine ({hidden}): stages run on its CPU")
+    if gpus and (build := version("torch")).endswith("+cpu"):
+        notes.append(f"torch {build} cannot use this machine's GPUs: stages run on its CPU; install a build for CUDA")
     complaints = complaints_about_variables(os.environ, starts_ray=placement.starts_ray)
     complaints += [*_too_long(config, wanted), *_untrainable(placement)]
     if placement.is_estimated:

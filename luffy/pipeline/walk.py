@@ -39,15 +39,15 @@ ONE_AT_A_TIME = Room(1, {}, 1)
 
 
 def find_room(config: ExperimentConfig, nodes: Sequence[StageNode]) -> Room:
-    """This machine's capacity for the stages of `config`; one at a time if they would share servers, GPUs or all cores.
+    """This machine's capacity for the stages of `config`; one at a time if they would share GPUs or all cores.
 
     Without GPUs, a stage takes `execution.num_threads` cores; one that trains takes them for each of its ranks, and one
     more for its graders.
     """
     execution = config.execution
     most = execution.parallel_stages or len(nodes)
-    if most == 1 or execution.server.urls or execution.gpus == 0:
-        return ONE_AT_A_TIME  # a server holds the weights of one checkpoint at a time
+    if most == 1 or execution.gpus == 0:
+        return ONE_AT_A_TIME
     gpus = detected_gpus()
     if gpus:
         return Room(len(gpus), {node.name: min(gpus_of_stage(config, node.stage), len(gpus)) for node in nodes}, most)

@@ -21,14 +21,14 @@ from luffy.config.group import fill_slots
 from luffy.config.training import SelfTeacher, ServedTeacher
 from luffy.data.templates import decode, render_prompts
 from luffy.errors import ClusterError, ConfigError, DataError
-from luffy.http_client import HTTPClient, LoopThread
+from luffy.http_client import Answer, HTTPClient, LoopThread, NoAnswer
 from luffy.rl.rows import RolloutTask
-from luffy.rollout.server_engine import MODELS, served_models
 from luffy.types import Group, Message, Prompt, Source
 
 _NUM_TEXTS = 16
 """Number of prompts on which the two tokenizers are compared."""
-_COMPLETIONS, _TOKENIZE = "/v1/completions", "/tokenize"
+_COMPLETIONS, _TOKENIZE, _MODELS = "/v1/completions", "/tokenize", "/v1/models"
+_KEY_REFUSED = (401, 403)
 _MIN_SAMPLED = 1
 """vLLM samples at least one token after the prompt that it scores."""
 
@@ -128,7 +128,7 @@ class ServedScorer:
         }
         async with places:
             # Scoring changes nothing, so that a request may be repeated.
-            answer = await client.post_with_retries(_COMPLETIONS, body, retry_timeouts=True)
+            answer = await client.post_with_retries(_COMPLETIONS, body)
         try:
             given = answer["choices"][0]["prompt_logprobs"]
             pairs = zip(request.token_ids[request.first :], given[request.first :], strict=True)
@@ -145,11 +145,25 @@ class ServedScorer:
                 )
         return found
 
+    async def _served_models(self, client: HTTPClient) -> Answer:
+        """The answer of `/v1/models`; ConfigError for a server that cannot be reached or refuses the API key."""
+        try:
+            answer = await client.ask(_MODELS)
+        except NoAnswer as error:
+            raise ConfigError(f"{self._setting}.urls: {error}; start the server or correct the URL") from error
+        if answer.status in _KEY_REFUSED:
+            raise ConfigError(
+                f"{client.url}: the server refuses the API key; it is read from the environment variable "
+                f"{self._config.api_key_variable} ({self._setting}.api_key_variable), which "
+                f"{'holds a wrong one' if client.has_key else 'is not set'}"
+            )
+        return answer
+
     async def _check(self, client: HTTPClient, longest: int, known: Mapping[str, Sequence[int]]) -> None:
         url = client.url
-        models = await served_models(client, self._config, self._setting)
+        models = await self._served_models(client)
         if not models.ok:
-            raise ConfigError(f"{self._setting}.urls: {url}{MODELS}: {models.complaint}; is this a vLLM server?")
+            raise ConfigError(f"{self._setting}.urls: {url}{_MODELS}: {models.complaint}; is this a vLLM server?")
         served = models.body.get("data")
         found = [each for each in served if isinstance(each, dict)] if isinstance(served, list) else []
         contexts = {str(each.get("id")): each.get("max_model_len") for each in found}
@@ -158,7 +172,7 @@ class ServedScorer:
         context = contexts[self._model]
         if not isinstance(context, int):
             raise ConfigError(
-                f"{url}: is not a vLLM server ({MODELS} names no max_model_len); other servers cannot score prompts"
+                f"{url}: is not a vLLM server ({_MODELS} names no max_model_len); other servers cannot score prompts"
             )
         if context < longest + _MIN_SAMPLED:
             raise ConfigError(

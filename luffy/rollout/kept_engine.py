@@ -18,10 +18,11 @@ from luffy.config.execution import VLLMConfig
 from luffy.errors import ConfigError, LostError
 from luffy.rollout.vllm_engine import VLLMEngine
 from luffy.rollout.vllm_limits import check_layout, context_length, read_shape
-from luffy.rollout.vllm_worker import NOT_COMPARED
 
 logger = logging.getLogger(__name__)
 _TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
+_NOT_COMPARED = {"_name_or_path", "architectures", "dtype", "transformers_version", "use_cache"}
+"""Entries of a config.json that do not affect the model's outputs."""
 _keeps = False
 _kept: tuple[VLLMEngine, object, bool] | None = None
 """The engine of this process, what it was made from, and whether it is without compilation."""
@@ -47,7 +48,7 @@ def open_vllm(
     check_layout(folder, shape, config, longest)
     files = [folder / name for name in _TOKENIZER if (folder / name).is_file()]
     tokenizer = [hashlib.sha256(file.read_bytes()).hexdigest() for file in files]
-    architecture = {name: value for name, value in shape.items() if name not in NOT_COMPARED}
+    architecture = {name: value for name, value in shape.items() if name not in _NOT_COMPARED}
     made_from = architecture, tokenizer, config.model_copy(update={"enforce_eager": None}), dtype
     is_eager = bool(config.enforce_eager) or not torch.cuda.is_available()
     has_replaced = _kept is not None

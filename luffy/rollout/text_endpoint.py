@@ -193,7 +193,7 @@ class TextEndpoint:
         limit_name = self._limit_name
         try:
             body = self._body(request, params, limit_name)
-            return await client.post_with_retries(request.path, body, retry_timeouts=True)
+            return await client.post_with_retries(request.path, body)
         except Refused as error:
             # OpenAI's reasoning models require the limit under another name, and say so in the error.
             asks_for_it = error.answer.status == _BAD_REQUEST and _MAX_COMPLETION_TOKENS in error.answer.complaint

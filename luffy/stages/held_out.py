@@ -132,9 +132,7 @@ def measurer(
         lanes = settings.lanes
         engine_name = "vllm" if (engine_name, settings.cluster) == ("cluster", "ray") else engine_name
     # Several batches per call where the engine batches continuously.
-    if engine_name == "openai":
-        batch_size = FULL_BATCHES * execution.server.concurrency * len(execution.server.urls)
-    elif engine_name == "vllm":
+    if engine_name == "vllm":
         batch_size = FULL_BATCHES * execution.vllm.max_num_seqs * execution.ray.engines
     client_of = open_client(environment, tokenizer, lanes, judges)
 

@@ -1,4 +1,4 @@
-"""One GPU, shared in turn by trainer and engine: real steps of RL in bfloat16, and `luffy bench` of real shapes."""
+"""One GPU, shared in turn by trainer and engine: real steps of RL in bfloat16, of real shapes, too."""
 
 import subprocess
 import sys
@@ -60,10 +60,12 @@ def test_five_steps_of_training_and_sampling_in_turn(tmp_path, config):
 
 
 @pytest.mark.parametrize("size", SHAPES)
-def test_a_bench_of_a_real_shape(tmp_path, size):
-    shown = luffy(
-        *("bench", "exp_configs/smoke_ray.yaml", f"model.architecture={SHAPES[size]}", *SHARED),
-        *("execution.gradient_checkpointing=true", "--steps", "2", "--workspace", str(tmp_path)),
+def test_the_steps_of_a_real_shape(tmp_path, size):
+    luffy(
+        *("run", "exp_configs/smoke_ray.yaml", f"model.architecture={SHAPES[size]}", *SHARED, "rl.steps=3"),
+        *("stages=[prepare_data, base, rl]", "execution.gradient_checkpointing=true", "--workspace", str(tmp_path)),
     )
-    print(shown)
-    assert "s a step" in shown.split("rl: ")[1].splitlines()[0]
+    (metrics,) = tmp_path.glob("stages/rl/*/metrics.jsonl")
+    step_s = [row["perf/step_s"] for row in read_metrics(metrics)]
+    print(f"{size}: steps of {step_s} s")
+    assert len(step_s) == 3

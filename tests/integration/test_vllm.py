@@ -1,88 +1,47 @@
-"""vLLM really run on CPU: engines in this process with a tied and an untied output head, and a server of `luffy`.
-
-One contract holds for all of them; then come what only engines in a process, and what only servers do.
-"""
+"""vLLM really run on CPU: engines in this process, with a tied and an untied output head."""
 
 import functools
-import json
-import re
-import shlex
-import signal
-import socket
-import subprocess
-import sys
 import threading
 import weakref
 from collections.abc import Iterator, Sequence
 
-import psutil
 import pytest
 import torch
 import torch.distributed as dist
-from reference.gradient_case import ROOT, as_groups, trajectories
 from support.installed import needs_no_gpu, needs_vllm
-from support.patience import PATIENCE_S, wait_until, wait_until_ended
+from support.patience import PATIENCE_S, wait_until
 from support.refusals import refused
-from synthetic.answered_stage import stage_context
-from synthetic.arithmetic import problems
 from torch import Tensor
 from torch._dynamo.utils import counters
-from transformers import Qwen2ForCausalLM
 from vllm_subjects import (
-    CONTEXT,
     EOS,
-    KEY,
     MAX_GAP,
     PARAMS,
     PROMPTS,
     REQUESTS,
-    SMALL,
     STOP,
-    Served,
     Subject,
-    logprobs_of_fresh_passes,
     logprobs_with_kept_cache,
     model_of,
     save,
     weights_of,
 )
 
-from luffy.cluster.local import LocalCluster
-from luffy.config import load_experiment
-from luffy.config.evaluation import DecodingConfig, EvaluationConfig
-from luffy.config.execution import ExecutionConfig, VLLMConfig
-from luffy.config.grading import GradingConfig
-from luffy.config.settings import EvaluateSettings, RLSettings
-from luffy.data.parquet import write_prompts
-from luffy.errors import ClusterError, LuffyError
-from luffy.evaluation.sample_files import read_sample_records
-from luffy.pipeline.graph import build_graph
+from luffy.config.execution import VLLMConfig
+from luffy.errors import LuffyError
 from luffy.rollout.engine import Completion, RolloutRequest, SamplingParams
-from luffy.rollout.server_engine import ServerEngine, check_servers
 from luffy.rollout.transformers_engine import TransformersEngine
 from luffy.rollout.vllm_engine import VLLMEngine
-from luffy.stages import evaluate
-from luffy.training.learner import TrainerSpec
 from luffy.training.ranks import init_process_group
 from luffy.types import FinishReason
 
 pytestmark = needs_vllm
 TIED = pytest.param("tied", marks=needs_no_gpu)
 UNTIED = pytest.param("untied", marks=[needs_no_gpu, pytest.mark.slow])
-SERVER = pytest.param("server", marks=pytest.mark.slow)
 
 
-@pytest.fixture(scope="module", params=[TIED, UNTIED, SERVER])
+@pytest.fixture(scope="module", params=[TIED, UNTIED])
 def subject(request, tmp_path_factory) -> Iterator[Subject]:
-    if request.param == "server":
-        served = request.getfixturevalue("served")
-
-        def give(seed: int, version: int) -> None:
-            served.engine.load_weights_from(served.of(seed), version)
-
-        give(0, 0)
-        yield Subject(served.engine, model_of, give, served.generates, logprobs_of_fresh_passes, served=served)
-        return
     tied = request.param == "tied"
     model = functools.cache(functools.partial(model_of, tied=tied))
     folder = save(model(0), tmp_path_factory.mktemp("model"))
@@ -104,41 +63,8 @@ def subject(request, tmp_path_factory) -> Iterator[Subject]:
     assert dist.is_initialized() is had_group, "vLLM ends its own process groups and no other"
 
 
-@pytest.fixture(scope="module")
-def served(tmp_path_factory) -> Iterator[Served]:
-    """By the command, as it says that an experiment uses it."""
-    folder = tmp_path_factory.mktemp("models")
-    log = folder / "log.txt"
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
-    model = str(save(model_of(0), folder / "0"))
-    command = [sys.executable, "-m", "luffy", "serve-engine", model, "--port", port, "--", *SMALL.split()]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("OPENAI_API_KEY", KEY)
-        patch.setenv("OMP_NUM_THREADS", "1")
-        with log.open("wb") as output:
-            process = subprocess.Popen(command, stdout=output, stderr=output)
-        try:
-            line = r"^rl.engine=openai .*$"
-            wait_until(lambda: process.poll() is not None or re.search(line, log.read_text(), re.M), "the server")
-            said = re.search(line, log.read_text(), re.M)
-            assert said, log.read_text()[-3000:]
-            patient = (f"execution.server.request_timeout_s={PATIENCE_S}", "execution.server.max_retries=1")
-            experiment = load_experiment("smoke", [*shlex.split(said[0]), *patient])
-            config = experiment.execution.server
-            engine = ServerEngine.connect(config, experiment.model.dtype, max_model_len=CONTEXT)
-            yield Served(config, engine, folder, command, process)
-            engine.close()
-        finally:
-            process.kill()  # vLLM ends with it
-
-
 tied_alone = pytest.mark.parametrize("subject", [TIED], indirect=True)
 """For what does not depend on the output head."""
-in_process = pytest.mark.parametrize("subject", [TIED, UNTIED], indirect=True)
-tied_or_served = pytest.mark.parametrize("subject", [TIED, SERVER], indirect=True)
-by_server = pytest.mark.parametrize("subject", [SERVER], indirect=True)
 
 
 def tokens_of(completions: Sequence[Completion]) -> list[tuple[int, ...]]:
@@ -166,7 +92,7 @@ def test_greedy_tokens_equal_those_of_the_embedded_engine(subject):
         assert said.logprobs == pytest.approx(completion.logprobs, abs=MAX_GAP)
 
 
-@tied_or_served
+@tied_alone
 def test_updates_fall_between_tokens_of_running_rows(subject):
     in_turn = [subject.model(seed) for seed in range(3)]
     models = {version: in_turn[version % 3] for version in range(60)}
@@ -197,7 +123,7 @@ def test_updates_fall_between_tokens_of_running_rows(subject):
         assert subject.gap(models, REQUESTS[part::size], said[part]) < MAX_GAP
 
 
-@tied_or_served
+@tied_alone
 def test_the_kv_cache_of_old_weights_is_never_read_again(subject):
     # Longer than vLLM's block of 128 tokens on CPU: shorter prompts are never cached.
     request = RolloutRequest(tuple(i % 12 for i in range(300)), seed=1)
@@ -206,9 +132,6 @@ def test_the_kv_cache_of_old_weights_is_never_read_again(subject):
         model = subject.load(seed)
         completions = subject.engine.generate([request, request], params)
         assert subject.gap({seed: model}, [request, request], completions) < MAX_GAP
-
-
-# In this process
 
 
 @tied_alone
@@ -268,7 +191,6 @@ def test_a_prefix_is_continued_within_the_limit_of_the_whole_response(subject):
     assert subject.gap({0: model}, requests, completions) < MAX_GAP
 
 
-@in_process
 def test_weights_are_loaded_one_at_a_time(subject):
     model, alive, most = subject.model(0), [], 0
 
@@ -345,7 +267,6 @@ def test_turns_that_share_a_cache_agree_with_the_model_over_the_whole_conversati
         ]
 
 
-@in_process
 def test_an_incomplete_update_is_an_error_and_ends_the_engine(subject):
     """The last test of an engine: it cannot be used afterwards."""
     weights = [pair for pair in weights_of(subject.model(1)) if pair[0] != "model.layers.1.mlp.down_proj.weight"]
@@ -353,115 +274,3 @@ def test_an_incomplete_update_is_an_error_and_ends_the_engine(subject):
         subject.engine.load_weights(weights, version=1)
     with pytest.raises(LuffyError, match="cannot be used: an update of its weights failed"):
         subject.engine.generate(REQUESTS, PARAMS[1.0])
-
-
-# Servers
-
-
-@by_server
-def test_a_port_that_is_taken_is_one_line(subject):
-    served = subject.served
-    taken = subprocess.run(served.command, capture_output=True, text=True, check=False)
-    assert (taken.returncode, taken.stderr.count("\n")) == (2, 1)
-    assert f"--port {served.config.roots[0].rpartition(':')[2]}" in taken.stderr
-
-
-@by_server
-def test_folders_that_the_server_cannot_load_are_refused_and_change_nothing(subject):
-    served = subject.served
-    served.engine.load_weights_from(served.of(0), 0)
-    other = save(model_of(0, intermediate_size=48), served.folder / "other")
-    with refused("intermediate_size", "32", "48", str(other)):
-        served.engine.load_weights_from(other, 1)
-    with refused("nowhere"):
-        served.engine.load_weights_from(served.folder / "nowhere", 1)
-    completions = served.engine.generate(REQUESTS, PARAMS[1.0])
-    assert subject.gap({0: model_of(0)}, REQUESTS, completions) < MAX_GAP
-
-
-@by_server
-def test_a_server_that_does_not_fit_is_refused(subject, monkeypatch):
-    served = subject.served
-    with refused("--max-model-len 513", "512", "--dtype bfloat16"):
-        check_servers(served.config, "bfloat16", CONTEXT + 1)
-    monkeypatch.setenv("OPENAI_API_KEY", "wrong")
-    with refused("OPENAI_API_KEY", "wrong"):
-        check_servers(served.config, "float32", CONTEXT)
-
-
-@by_server
-def test_an_evaluation_gives_the_checkpoint_s_weights_to_the_server(subject, tmp_path):
-    """The server holds other weights before; afterwards greedy responses are the embedded engine's."""
-    served = subject.served
-    save(model_of(8), tmp_path / "sft" / "model")
-    (tmp_path / "data" / "suites").mkdir(parents=True)
-    write_prompts(tmp_path / "data" / "suites" / "base.parquet", problems(6))
-    (tmp_path / "data" / "card.json").write_text(json.dumps({"sources": {"suites.base": {}}}))
-    for name in ("transformers", "openai"):
-        evaluation = EvaluationConfig(
-            decodings={"greedy": DecodingConfig(temperature=0.0)}, max_response_tokens=16, engine=name
-        )
-        settings = EvaluateSettings(seed=7, dtype="float32", evaluation=evaluation, grading=GradingConfig())
-        inputs = {"data": tmp_path / "data", "model": tmp_path / "sft"}
-        execution = ExecutionConfig(server=served.config)
-        evaluate.run(settings, stage_context("evaluate_sft", tmp_path / name, inputs, execution=execution))
-    embedded, remote = (
-        list(read_sample_records(tmp_path / name / "samples.jsonl.zst")) for name in ("transformers", "openai")
-    )
-    assert remote == embedded
-    assert len({record.response for record in remote}) > 1
-
-
-@by_server
-def test_rl_takes_its_rollouts_from_the_server(subject, tmp_path):
-    served = subject.served
-    overrides = [
-        "method=luffy", "chain=rl", "rl.engine=openai", f"execution.server.urls=[{served.config.urls[0]}]",
-        "rl.max_staleness=1",
-    ]  # fmt: skip
-    config = load_experiment(ROOT / "exp_configs/smoke.yaml", overrides)
-    (settings,) = (node.settings for node in build_graph(config) if node.stage == "rl")
-    assert isinstance(settings, RLSettings)
-    spec = TrainerSpec(settings, config.execution, served.folder / "start" / "model", tmp_path, CONTEXT, pad_id=0)
-    save(model_of(3), spec.model)
-    with LocalCluster(spec) as cluster:
-        before = cluster.engine.generate(REQUESTS, PARAMS[1.0])
-        cluster.trainer.learn(as_groups(*trajectories("luffy")), 1)
-        cluster.publish(1)
-        after = cluster.engine.generate(REQUESTS, PARAMS[1.0])
-        cluster.trainer.export(tmp_path / "model")
-    assert not (tmp_path / "published").exists()
-    models = {
-        version: Qwen2ForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-        for version, folder in enumerate((spec.model, tmp_path / "model"))
-    }
-    assert not torch.equal(*(model.lm_head.weight for model in models.values()))
-    for version, completions in enumerate((before, after)):
-        assert {found for completion in completions for found in completion.weight_versions} == {version}
-        assert subject.gap(models, REQUESTS, completions) < MAX_GAP
-
-
-@by_server
-def test_a_server_that_is_asked_to_end_leaves_nothing_and_ends_the_rollout_in_time(subject):
-    """The last test: it leaves no server."""
-    served = subject.served
-    params = SamplingParams(1.0, max_response_tokens=480, stop_token_ids=())
-    requests = [RolloutRequest(PROMPTS[i % 4], seed=i) for i in range(200)]  # far more than it runs at once
-    failures: list[BaseException] = []
-
-    def generate() -> None:
-        try:
-            while True:  # a fast machine may end all rows before anybody has looked
-                served.engine.generate(requests, params)
-        except ClusterError as error:
-            failures.append(error)
-
-    thread = threading.Thread(target=generate, daemon=True)
-    thread.start()
-    wait_until(lambda: served.generates(), "a row that is being generated")
-    started = psutil.Process(served.process.pid).children(recursive=True)
-    served.process.send_signal(signal.SIGTERM)
-    assert served.process.wait(PATIENCE_S) == 0
-    wait_until_ended(started)
-    thread.join(PATIENCE_S)
-    assert [str(failure).startswith(served.config.roots[0]) for failure in failures] == [True]

@@ -1,22 +1,16 @@
 """Engines of vLLM for the contract in `test_vllm.py`, and the log-probabilities that they have to have."""
 
 import itertools
-import re
-import subprocess
-import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from support.patience import PATIENCE_S
 from synthetic.arithmetic import tiny_tokenizer
 from torch import Tensor
 from transformers import DynamicCache, GenerationConfig, PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 
-from luffy.config.execution import ServerConfig
 from luffy.rollout.engine import Completion, RolloutEngine, RolloutRequest, SamplingParams
-from luffy.rollout.server_engine import ServerEngine
 
 CONTEXT = 512
 STOP = 4
@@ -30,8 +24,6 @@ PARAMS = {
     temperature: SamplingParams(temperature, max_response_tokens=20, stop_token_ids=(STOP,))
     for temperature in (0.0, 0.7, 1.0)
 }
-KEY = "secret"
-SMALL = "--max-num-seqs 16 --kv-cache-memory-bytes 50000000 --enforce-eager --skip-tokenizer-init"
 
 
 def model_of(seed: int, tied: bool = True, intermediate_size: int = 32) -> PreTrainedModel:
@@ -78,42 +70,6 @@ def logprobs_with_kept_cache(
     return logp
 
 
-def logprobs_of_fresh_passes(
-    models: dict[int, PreTrainedModel], request: RolloutRequest, completion: Completion, temperature: float
-) -> list[float]:
-    """Each token's log-probability by a plain forward pass with the weights of its own version, as a server has it."""
-    ids = torch.tensor([[*request.prompt_ids, *request.prefix_ids, *completion.token_ids]])
-    first = ids.shape[1] - len(completion.token_ids)
-    logp_T = {}
-    for model in {models[version] for version in completion.weight_versions}:
-        with torch.no_grad():
-            logits_TV = model(input_ids=ids).logits[0, first - 1 : -1]
-        logp_TV = torch.log_softmax(logits_TV / (temperature or 1.0), dim=-1)
-        logp_T[model] = logp_TV[torch.arange(len(completion.token_ids)), completion.token_ids].tolist()
-    return [logp_T[models[version]][t] for t, version in enumerate(completion.weight_versions)]
-
-
-@dataclass
-class Served:
-    """A running server, and model folders that it sees."""
-
-    config: ServerConfig
-    engine: ServerEngine
-    folder: Path
-    command: list[str]
-    process: subprocess.Popen[bytes]
-
-    def of(self, seed: int) -> Path:
-        path = self.folder / str(seed)
-        return path if path.exists() else save(model_of(seed), path)
-
-    def generates(self) -> bool:
-        """Whether the server is generating a row right now, by its own metrics."""
-        with urllib.request.urlopen(f"{self.config.roots[0]}/metrics", timeout=PATIENCE_S) as answer:
-            found = re.findall(r"^vllm:num_requests_running\{.*\} (\S+)$", answer.read().decode(), re.M)
-        return any(float(number) > 0 for number in found)
-
-
 @dataclass
 class Subject:
     """A running engine, and what it said with the weights of its folder, by temperature."""
@@ -129,7 +85,6 @@ class Subject:
     is_tied: bool = True
     num_threads: int = 1
     """Threads that call it at the same time."""
-    served: Served | None = None
 
     def __post_init__(self) -> None:
         self.first = {temperature: self.engine.generate(REQUESTS, params) for temperature, params in PARAMS.items()}

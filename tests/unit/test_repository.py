@@ -27,7 +27,7 @@ GROUND = (
 )
 LAYERS = (
     GROUND, "objectives grading hosted pipeline tracking", "data rollout training statistics", "environments",
-    "cluster evaluation", "report rl", "stages", "api costs", "cli", "__main__ tasks", "flows",
+    "cluster evaluation", "report rl", "stages", "api", "cli", "__main__ tasks", "flows",
 )  # fmt: skip
 LAYER_OF = {package: number for number, packages in enumerate(LAYERS) for package in packages.split()}
 PREFECT_SIDE = {"tasks", "flows"}
@@ -35,10 +35,7 @@ PREFECT_SIDE = {"tasks", "flows"}
 MODULES = sorted(path for path in (ROOT / "luffy").rglob("*.py") if not PREFECT_SIDE & {*path.parts})
 FLOW_MODULES = sorted(path for folder in PREFECT_SIDE for path in (ROOT / folder).glob("*.py"))
 ALL_MODULES = [*MODULES, *FLOW_MODULES]
-STARTERS = {
-    f"luffy/cli/{path}"
-    for path in ("checkup.py", *(f"commands/{name}.py" for name in ("compare", "run", "serve", "study")))
-}
+STARTERS = {f"luffy/cli/commands/{name}.py" for name in ("compare", "run", "serve", "study")}
 """Modules of the package that may import flows."""
 NAMED_BY_RULE = {
     "luffy/cli/commands": "a command's module has the command's name",

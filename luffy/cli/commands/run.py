@@ -1,4 +1,4 @@
-"""`luffy run`, `luffy plan`, `luffy bench` and `luffy evaluate`: one experiment, its plan, its cost, or its models."""
+"""`luffy run`, `luffy plan` and `luffy evaluate`: one experiment, its plan, or its models."""
 
 from functools import partial
 from typing import Annotated
@@ -7,7 +7,6 @@ from pydantic import JsonValue
 from typer import BadParameter, Option
 from yaml import YAMLError
 
-from luffy.cli.console import say, show_rows, stage_display
 from luffy.cli.options import (
     CONFIG_HELP,
     Config,
@@ -23,17 +22,12 @@ from luffy.config import load_experiment
 from luffy.config.derived import EvaluatedModel, evaluation
 from luffy.config.many_runs.sweep_runs import kind_of_file, load_sweep
 from luffy.config.yaml_source import parse_scalar
-from luffy.errors import EXIT_FAILURE, EXIT_OK, ConfigError
+from luffy.errors import EXIT_OK, ConfigError
 from luffy.flows.launch import launch
 from luffy.pipeline.experiment import check_checkpoints
 from luffy.pipeline.graph import build_graph, select_nodes
 from luffy.pipeline.workspace import find_workspace
-from luffy.report.cells import duration, step_times_table
 
-_ASSUMED = (
-    "responses are as long, and as often correct, as those of the present policy, the newest finished one that a stage "
-    "starts from; training changes both"
-)
 Only = Annotated[
     list[str] | None,
     Option(metavar="STAGE", help="make this stage alone; those that it is made from have to be finished (repeatable)"),
@@ -93,48 +87,6 @@ def plan(
     else:
         show_plan(load_experiment(config, overrides or ()), where, verify=verify, adopts=adopt)
     return EXIT_OK
-
-
-def bench(
-    config: Config,
-    overrides: Overrides = None,
-    steps: Annotated[int, Option(min=1, help="steps of SFT and RL to measure after the first")] = 4,
-    workspace: WorkspaceFolder = None,
-    debug: Debug = False,
-) -> int:
-    """Measure what a run will cost, by a few steps of its stages.
-
-    Prints step time, peak memory, and the time of every whole stage. Makes data and starting policy first; the run
-    reuses both.
-    """
-    from luffy.costs.bench import MADE_FIRST, open_bench
-
-    experiment, where, costs = load_experiment(config, overrides or ()), find_workspace(workspace), []
-    check([experiment], where)
-    with stage_display([*MADE_FIRST]) as display, open_bench(experiment, where, steps, display) as opened:
-        say(f"{experiment.name}: {_ASSUMED}")
-        for cost in opened.costs():
-            say(f"{cost.node}: {cost.words}")
-            costs.append(cost)
-    say("")
-    has_gpus = any(cost.gpus for cost in costs)
-    # A row for each whole stage; below, one for all and one for those that a run has yet to make.
-    parts = [(cost.node, [cost], cost.memory) for cost in costs]
-    parts += [("all", costs, ""), ("still to run", [cost for cost in costs if cost.state != "finished"], "")]
-    rows = []
-    for name, some, memory in parts:
-        seconds = [cost.seconds for cost in some if cost.seconds is not None]
-        time = duration(sum(seconds)) if seconds or not some else "-"
-        hours = f"{sum(cost.gpu_hours or 0.0 for cost in some):.2f}"
-        rows.append([name, time, *([hours] if has_gpus else []), memory])
-    show_rows(["stage", "time", *(["GPU-hours"] if has_gpus else []), "peak memory"], rows)
-    if times := {cost.node: cost.times for cost in costs if cost.times is not None}:
-        shown = step_times_table(times)
-        say("")
-        show_rows(shown.header, shown.texts)
-    if missing := [cost.node for cost in costs if cost.seconds is None]:
-        say(f"without {', '.join(missing)}, whose time is not known")
-    return EXIT_FAILURE if any(cost.state == "failed" for cost in costs) else EXIT_OK
 
 
 def evaluate(

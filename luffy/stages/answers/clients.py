@@ -32,7 +32,6 @@ from luffy.grading.judge import Judges
 from luffy.grading.request import problem_of
 from luffy.rollout.engine import Completion, RolloutEngine, RolloutRequest, SamplingParams, StopTexts, SwappableEngine
 from luffy.rollout.kept_engine import open_vllm
-from luffy.rollout.server_engine import ServerEngine
 from luffy.rollout.transformers_engine import TransformersEngine
 from luffy.rollout.vllm_limits import settled
 from luffy.seeds import derive_seed
@@ -339,10 +338,6 @@ def open_generator(
         batch_size = execution.rollout_batch_size
         return Generator(TransformersEngine.from_folder(model, dtype, batch_size), batch_size)
     # The model's full context may need more KV cache than there is; only the longest request has to fit.
-    if engine == "openai":
-        server = execution.server
-        served = ServerEngine.from_folder(model, server, dtype, max_model_len=longest)
-        return Generator(served, FULL_BATCHES * server.concurrency * len(server.urls), lanes=LANES)
     assert engine == "vllm", engine
     batch_size = FULL_BATCHES * execution.vllm.max_num_seqs
     vllm = settled(execution.vllm, num_responses // execution.vllm.engines, longest)

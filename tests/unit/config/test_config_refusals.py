@@ -22,7 +22,6 @@ VLLM = "rl.engine=vllm"
 ITERATED = "chain=expert_iteration"
 STAGES = "stages=[prepare_data, base, "
 TWO_GPUS = "execution.vllm.tensor_parallel_size=2"
-NO_URLS = "execution.server.urls: missing .. "
 COLDEST = " .. lowest sampling temperature .. 0.01"
 SFT_BY_VLLM = (SFT, "sft.validation={every: 2, suites: [longer]}", "sft.engine=vllm")
 HALF = ("model.dtype=bfloat16", "execution.zero_stage=1")
@@ -82,7 +81,7 @@ REFUSED = {
         ("difficulty.policy: sft .. stage sft", "difficulty.policy=sft", *RL),
         ("difficulty: missing", f"{STAGES}difficulty, rl]"),
         ("difficulty has no effect without rl", f"{STAGES}difficulty, sft]", "difficulty={}"),
-        (NO_URLS + "difficulty.engine", "difficulty.engine=openai"),
+        ("difficulty.engine: openai is gone .. cluster: ray", "difficulty.engine=openai"),
         ("difficulty.temperature 0.005" + COLDEST, "difficulty.engine=vllm", "difficulty.temperature=0.005"),
     ]),
     "how RL samples": (SMOKE, [
@@ -119,9 +118,10 @@ REFUSED = {
         ("advantage.kind: raw has no effect", *OPD, OF_MODEL, "objective.advantage={kind: raw}"),
     ]),
     "engines and servers": (SMOKE, [
-        (NO_URLS + "rl.engine", *RL, "rl.engine=openai"),
+        ("rl.engine: openai is gone .. cluster: ray", *RL, "rl.engine=openai", SERVER),
         ("execution.server.urls has no effect", *RL, SERVER),
-        ("urls: give each server once", *RL, "rl.engine=openai", "execution.server.urls=[http://a:1, http://a:1/v1]"),
+        ("urls: give each server once", *ASKED, "execution.server.urls=[http://a:1, http://a:1/v1]"),
+        ("evaluation.engine: openai .. model.endpoint", "evaluation.engine=openai", SERVER),
         ("rl.temperature 0.005" + COLDEST, *RL, RAY, "rl.temperature=0.005"),
         ("rl.temperature 0.005" + COLDEST, *RL, VLLM, "rl.temperature=0.005"),
         ("evaluation.decodings.sampled.temperature 0.001" + COLDEST, *RL, "evaluation.engine=vllm",
@@ -131,7 +131,7 @@ REFUSED = {
         ("sft.engine: vllm .. cluster: ray", *SFT_BY_VLLM, RAY),
         ("execution.vllm.tensor_parallel_size: 2 .. sft.engine: vllm", *SFT_BY_VLLM, TWO_GPUS),
         ("execution.vllm.tensor_parallel_size: 2 .. rl.engine: vllm", *RL, VLLM, TWO_GPUS),
-        (NO_URLS + "sft.engine", *SFT_BY_VLLM, "sft.engine=openai"),
+        ("sft.engine: openai is gone .. vllm", *SFT_BY_VLLM, "sft.engine=openai"),
         ("sft.validation.decoding.temperature 0.005" + COLDEST, *SFT_BY_VLLM,
          "sft.validation.decoding.temperature=0.005"),
         ("rl.engine: .. 'vllm'", *RL, "rl.engine=embedded"),
@@ -165,7 +165,7 @@ REFUSED = {
     "sample and sft": (SMOKE, [
         ("sample: missing", ITERATED, "sample=null"),
         ("expert_iteration.rounds 3 .. stage sft", ITERATED, f"{STAGES}sample, evaluate, report]"),
-        (NO_URLS + "sample.engine", ITERATED, "sample.engine=openai"),
+        ("sample.engine: openai is gone .. cluster: ray", ITERATED, "sample.engine=openai"),
         ("sample.temperature 0.005" + COLDEST, ITERATED, "sample.engine=vllm", "sample.temperature=0.005"),
         ("stages: .. base, sample, sft, evaluate", ITERATED, f"{STAGES}sft, sample, evaluate, report]"),
         ("exactly one of epochs and steps", "sft.steps=9"),
@@ -248,7 +248,7 @@ REFUSED = {
         ("stages: sft .. model.endpoint", *SERVED),
         ("stages: rl .. model.endpoint", *SERVED, f"{STAGES}rl, evaluate]"),
         ("evaluation.engine: transformers", *ASKED, "evaluation.engine=transformers", "execution.server.urls=[]"),
-        (NO_URLS + "evaluation.engine: openai", *ASKED, "execution.server.urls=[]"),
+        ("execution.server.urls: missing .. evaluation.engine: openai", *ASKED, "execution.server.urls=[]"),
         ("model: .. exactly one of path", *ASKED, "model.path=some/model"),
         ("chat_template .. path or package", *ASKED, "model.chat_template=qwen"),
         ("base and data.corpus .. model.endpoint", *ASKED, "base={steps: 1, batch_size: 1, optimizer: {lr: 1}}"),
@@ -304,12 +304,10 @@ def test_a_value_out_of_bounds_is_named_with_its_field(override: str) -> None:
     [
         (GAME, ["environment.limits.history=as_sampled", "method=ppo"]),
         (SMOKE, ["chain=rl", "method=ppo", "rl.prompts_per_update=null"]),
-        (SMOKE, ["difficulty.engine=openai", SERVER]),
         (SMOKE, ["difficulty.temperature=0.005"]),
         (SMOKE, ["difficulty={num_samples: 4, min_pass_rate: 0.25, max_pass_rate: 0.25}"]),
         (SMOKE, [ITERATED, "sample.engine=vllm", "execution.vllm.engines=2"]),
         (SMOKE, [*ASKED, "evaluation.decodings={cold: {temperature: 0.001}}"]),  # below what vLLM samples at
-        (SMOKE, [*RL, "rl.engine=openai", SERVER, "rl.max_staleness=1"]),
         (SMOKE, [SFT, "rl.max_staleness=1"]),
         (SMOKE, [*RL, "rl.partial_rollout_tokens=63", RAY, "rl.max_staleness=0"]),
         *((SMOKE, [*RL, RAY, f"execution.ray.address={at}"]) for at in ("auto", "10.0.0.1:6379", "a.b:1")),

@@ -273,11 +273,9 @@ def test_one_model_is_one_evaluation_however_its_experiment_trains_and_however_i
     assert asked[0] == asked[1] == asked[2]
 
 
-def test_a_hub_id_stays_as_it_is_with_its_chat_template_and_without_the_servers_of_rl() -> None:
-    servers = ["rl.engine=openai", "execution.server.urls=[http://one:8000]"]
-    chosen = evaluated(load_experiment(SMOKE, servers), EvaluatedModel("Qwen/Qwen2.5-0.5B", chat_template="qwen"))
+def test_a_hub_id_stays_as_it_is_with_its_chat_template() -> None:
+    chosen = evaluated(load_experiment(SMOKE), EvaluatedModel("Qwen/Qwen2.5-0.5B", chat_template="qwen"))
     assert (chosen.model.path, chosen.model.chat_template) == ("Qwen/Qwen2.5-0.5B", "qwen")
-    assert chosen.execution.server.urls == ()
 
 
 def of_api(*overrides: str, model: str = "api:m", urls: tuple[str, ...] = (URL,), **request: str) -> ExperimentConfig:
@@ -291,7 +289,12 @@ def test_any_experiments_protocol_is_that_of_a_model_behind_a_url() -> None:
     assert config.evaluation == own.evaluation.model_copy(update={"engine": "openai"})
     assert (config.model.endpoint.name, config.model.endpoint.request) == ("m", {"reasoning_effort": "low"})
     assert config.execution.server.urls == (URL,)
-    served = ["evaluation.engine=openai", "execution.server.urls=[http://two:1]"]
+    served = ["model={architecture: null, endpoint: {name: own}}", "base=null", "data.corpus=null"]
+    served += [
+        "stages=[prepare_data, base, evaluate]",
+        "evaluation.engine=openai",
+        "execution.server.urls=[http://two:1]",
+    ]
     assert of_api(*served, urls=()).execution.server.urls == ("http://two:1",)
 
 
@@ -318,7 +321,7 @@ def test_a_sweep_ends_its_chain_and_changes_no_stage_before_it() -> None:
         ({}, "{folder}", "has no config.json"),
         ({}, "{folder}/notes.txt", "notes.txt is a file"),
         ({"evaluation": load_experiment(SMOKE).evaluation.model_copy(update={"engine": "openai"})}, "some/model",
-         "execution.server.urls: missing"),
+         "evaluation.engine: openai asks the servers of model.endpoint"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_evaluated_is_one_line(tmp_path: Path, update: dict, model: str, named: str) -> None:

@@ -10,7 +10,6 @@ import subprocess
 import sys
 import tempfile
 import threading
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -22,7 +21,7 @@ from luffy.cli.main import main
 from luffy.config import load_experiment
 from luffy.config.many_runs.sweep_runs import kind_of_file, load_sweep
 from luffy.errors import EXIT_INTERRUPTED, EXIT_TEMPORARY, LostError, StageFailed
-from luffy.pipeline import gpus
+from luffy.pipeline import gpus, resources
 from luffy.pipeline.gpus import gpus_of_stage, own_gpus
 from luffy.pipeline.resources import check_resources, find_resources
 
@@ -38,7 +37,8 @@ def load(file, overrides=()):
 
 @pytest.fixture
 def driver(tmp_path, monkeypatch):
-    """A machine whose driver is a script, or has GPUs of so many MiB."""
+    """A machine whose driver is a script, or has GPUs of so many MiB, with a torch that can use them."""
+    monkeypatch.setattr(resources, "version", lambda package: "2.13.0+cu130")
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
 
@@ -124,10 +124,6 @@ IN_TURNS = [
     "chain=rl", "method=luffy", "model.dtype=bfloat16", "model={path: Qwen/Qwen2.5-1.5B}", *UNTRAINED[2:],
     "rl.engine=vllm", "execution={zero_stage: 1, gradient_checkpointing: true}",
 ]  # fmt: skip
-SERVED = [
-    "rl.engine=openai", "evaluation.engine=openai", "execution.server.urls=[http://a:8000]", SPLIT,
-    "execution.vllm={engines: 1, tensor_parallel_size: 3}",
-]  # fmt: skip
 REAL_SIZES = ("luffy_qwen2.5_math_1.5b", SEVEN_B)
 TWO_NODES = ["execution.ray={address: auto, trainer_ranks: 16, engines: 16}"]
 
@@ -142,7 +138,6 @@ TWO_NODES = ["execution.ray={address: auto, trainer_ranks: 16, engines: 16}"]
         (SEVEN_B, NODE[:2], [*TWO, "model.lora={rank: 32, alpha: 64}"], None, None),
         (SEVEN_B, NODE, [*EMBEDDED, "execution.rollout_batch_size=64"], None, None),
         (SEVEN_B, NODE, ["cluster=local"], None, None),
-        (SEVEN_B, NODE, SERVED, None, {"trainer GPU": 8}),  # servers elsewhere take no GPU here
         (SEVEN_B, NODE[:2], ["execution.vllm.engines=2"], ("sweep",), {"GPU in evaluation": 2}),
         # A local run with vLLM is checked where there are GPUs.
         (SMOKE, [], QWEN_14B, None, {}),
@@ -237,6 +232,15 @@ def test_targets_and_a_package_that_an_adapter_lacks_are_refused_before_anything
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with refused("model.lora", "peft: pip install 'luffy-rl[lora]'"):
         check_resources(load(SMOKE, [*lora, "model.lora.targets=null"]))
+
+
+def test_a_torch_without_cuda_beside_gpus_is_a_note(driver, monkeypatch):
+    monkeypatch.setattr(resources, "version", lambda package: "2.13.0+cpu")
+    driver([])
+    assert find_resources(load(SMOKE)).notes == ()
+    driver([81559])
+    (note,) = find_resources(load(SMOKE)).notes
+    assert named(note, "torch 2.13.0+cpu ... stages run on its CPU ... a build for CUDA")
 
 
 def test_the_check_does_not_load_torch():
@@ -410,22 +414,6 @@ def test_a_stage_waits_for_a_driver_that_fails_for_a_moment_and_gives_up_one_tha
     with pytest.raises(LostError, match=r"6 times .* execution\.gpus=0") as caught, own_gpus(1, told.append):
         pass
     assert (caught.value.exit_code, len(told)) == (EXIT_TEMPORARY, 2)
-
-
-def test_the_turn_comes_before_the_gpu_and_only_for_stages_that_take_one(machine, monkeypatch):
-    asked = []
-
-    @contextmanager
-    def turn(wanted, waiting, stopped):
-        asked.append(wanted)
-        yield
-
-    with own_gpus(0, turn=turn) as nothing, own_gpus(2, turn=turn):
-        assert nothing == {}
-    monkeypatch.setenv("PATH", "/nowhere")
-    with own_gpus(1, turn=turn) as on_the_cpu:
-        assert on_the_cpu == {}
-    assert asked == [2]
 
 
 @pytest.mark.parametrize(

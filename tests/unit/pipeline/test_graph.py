@@ -177,7 +177,6 @@ def gpus(number):
         (["execution.parallel_stages=2"], gpus(0), 2, 2),
         (["execution.num_threads=null"], gpus(0), 1, 1),
         ([], None, 1, 1),
-        (["evaluation.engine=openai", "execution.server.urls=[http://host:8000/v1]"], gpus(4), 1, 1),
     ],
 )
 def test_the_room_of_a_machine(monkeypatch, overrides, found, slots, most):

@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import pytest
+from support.refusals import refused
 from synthetic.finished_stages import finish_all
 
 from luffy.cli.main import main
@@ -45,6 +46,18 @@ def test_a_mistake_in_a_job_names_the_field(opened, tmp_path, written, instead, 
     (tmp_path / "config.yaml").write_text(text.replace(written, instead))
     with pytest.raises(ConfigError, match=complaint):  # a line for each mistake
         read_job(tmp_path / "config.yaml")
+
+
+def test_the_job_of_a_finished_stage_is_read_with_what_an_earlier_version_took(opened, tmp_path):
+    experiment = opened()
+    write_job(tmp_path / "config.yaml", job := experiment.job(experiment.plan()[3]))  # of RL
+    text = (tmp_path / "config.yaml").read_text()
+    assert text.count("engine: cluster") == 1
+    (tmp_path / "config.yaml").write_text(text.replace("engine: cluster", "engine: openai"))
+    with refused("rl.engine: openai is gone", error=ConfigError):
+        read_job(tmp_path / "config.yaml")
+    (tmp_path / "manifest.json").touch()
+    assert read_job(tmp_path / "config.yaml") == job
 
 
 @pytest.mark.parametrize(

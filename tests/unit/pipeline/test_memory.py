@@ -473,9 +473,6 @@ def test_the_parts_of_an_engine_of_7b_by_hand(overrides, gpu_gib, stage, count, 
     assert (engine.count, found) == (count, pytest.approx(parts))
 
 
-SERVED = ("evaluation.engine=openai", "execution.server.urls=[http://a]")
-
-
 def test_colocated_the_trainer_stays_and_the_engine_sleeps():
     rollout, update = estimate_memory(QWEN_7B, load_experiment(SEVEN_B), 79.0)
     assert rollout.gib("weights") == update.gib("weights") == pytest.approx(rollout.gib("engine weights"))
@@ -483,8 +480,6 @@ def test_colocated_the_trainer_stays_and_the_engine_sleeps():
     assert update.gib("engine KV cache") == 0 < update.gib("engine, asleep")
     sharded = estimate_memory(QWEN_7B, load_experiment(SEVEN_B, ["execution.zero_stage=3"]), 79.0)[0]
     assert sharded.gib("gradients") > 0  # ZeRO 3 holds them in a buffer of its own
-    served = experiment(*SERVED, "execution.vllm.engines=1")
-    assert generation_memory(QWEN_7B, served, 79.0, ("evaluate", "rl")) == ()
 
 
 SFT = "sft={epochs: 1, batch_size: 64, optimizer: {lr: 5e-5}}"
@@ -529,4 +524,10 @@ def test_a_reward_model_counts_on_the_gpus_of_the_stages_that_it_scores_in(tmp_p
     assert not any(gpu.gib("reward model") for gpu in estimate_memory(QWEN_7B, on_cpu, 79.0))
     for config, expected in ((colocated, [1, 0, 8, 8]), (on_cpu, [0, 0, 8, 8])):
         assert [gpus_of_stage(config, stage) for stage in ("prepare_data", "base", "rl", "evaluate")] == expected
-    assert gpus_of_stage(load_experiment(SEVEN_B, [reward, *SERVED]), "evaluate") == 1
+    endpoint = ["model={architecture: null, endpoint: {name: m}}", "base=null", "data.corpus=null"]
+    endpoint += [
+        "evaluation.engine=openai",
+        "execution.server.urls=[http://a]",
+        "stages=[prepare_data, base, evaluate]",
+    ]
+    assert gpus_of_stage(load_experiment("smoke", [reward, *endpoint]), "evaluate") == 1

@@ -1,4 +1,4 @@
-"""What three clients make of servers that fail: rollouts of vLLM, answers of any endpoint, scores of given tokens."""
+"""What two clients make of servers that fail: answers of any endpoint, scores of given tokens."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -9,14 +9,13 @@ import pytest
 from support.patience import PATIENCE_S
 from support.refusals import refused
 from synthetic.endpoint import CHAT, TEXT, Endpoint, Reply, by_seed, refusal
-from synthetic.vllm_server import CONTEXT, GENERATE, GOOD, KEY, FakeServer, scoring
+from synthetic.vllm_server import GOOD, KEY, FakeServer, scoring
 
 from luffy.config.execution import ServerConfig
 from luffy.config.model import EndpointModel
 from luffy.errors import ClusterError, ConfigError, LostError
 from luffy.rl.teaching import ScoreRequest, ServedScorer
-from luffy.rollout.engine import RolloutRequest, SamplingParams
-from luffy.rollout.server_engine import ServerEngine
+from luffy.rollout.engine import SamplingParams
 from luffy.rollout.text_endpoint import TextEndpoint, TextRequest
 
 PARAMS = SamplingParams(1.0, 8, ())
@@ -24,23 +23,18 @@ PARAMS = SamplingParams(1.0, 8, ())
 
 @dataclass(frozen=True)
 class Client:
-    """One of the three, and the answers that it expects; None: vLLM's with luffy's worker."""
+    """One of the two, and the answers that it expects."""
 
     setting: str
     """The section of the configuration that errors name."""
     path: str
     """Of its requests."""
-    good: Callable[[str, dict], Reply] | None
+    good: Callable[[str, dict], Reply]
     connect: Callable[[ServerConfig], Any]
     ask: Callable[[Any], object]
 
 
 CLIENTS = {
-    "rollouts": Client(
-        "execution.server", GENERATE, None,
-        lambda config: ServerEngine.connect(config, "float32", max_model_len=CONTEXT),
-        lambda engine: engine.generate([RolloutRequest((1, 2), seed=7)], PARAMS),
-    ),
     "texts": Client(
         "execution.server", CHAT, by_seed,
         lambda config: TextEndpoint.connect(EndpointModel(name="gpt-x"), config, ["/chat/completions"]),
@@ -95,14 +89,14 @@ def connect(client: Client, server: FakeServer) -> Iterator[Callable[..., Any]]:
         (refusal(200, "upstream failed"), 3, LostError, "upstream failed"),
         (refusal(429, "daily limit", Retry_After="86400"), 1, LostError, "429: daily limit (Retry-After: 86400)"),
         # What cannot pass is not.
-        (refusal(400, f"too\n long {KEY}"), 1, (ClusterError, ConfigError, ClusterError),
-         ("status 400: too long ***", "the model 'gpt-x' refuses the request: status 400: too long ***", "status 400")),
-        (Reply(404, b"?"), 1, (ClusterError, ConfigError, ClusterError),
-         ("status 404", "status 404: ?: no model 'gpt-x' there", "status 404")),
-        (Reply(body=b"<html>"), 1, (ClusterError, LostError, ClusterError),
-         ("has no 'choices'", "has no text", "has no log-probability for every token")),
-        (Reply(body={"choices": []}), 1, (LostError, LostError, ClusterError),
-         ("is incomplete", "has no text", "has no log-probability for every token")),
+        (refusal(400, f"too\n long {KEY}"), 1, (ConfigError, ClusterError),
+         ("the model 'gpt-x' refuses the request: status 400: too long ***", "status 400: too long ***")),
+        (Reply(404, b"?"), 1, (ConfigError, ClusterError),
+         ("status 404: ?: no model 'gpt-x' there", "status 404")),
+        (Reply(body=b"<html>"), 1, (LostError, ClusterError),
+         ("has no text", "has no log-probability for every token")),
+        (Reply(body={"choices": []}), 1, (LostError, ClusterError),
+         ("has no text", "has no log-probability for every token")),
     ],
 )  # fmt: skip
 def test_a_failure_is_one_line_that_names_the_server_and_its_words(
@@ -142,16 +136,11 @@ def test_what_passes_is_tried_again(name, client, server, connect, trouble):
 
 
 @EACH
-def test_silence_ends_the_call_in_time_and_only_a_rollout_is_not_asked_for_again(name, client, server, connect):
-    """Its tokens may still come, and those of other weights with them."""
+def test_after_silence_the_same_is_asked_again(client, server, connect):
     opened, forever = connect(request_timeout_s=4.0), threading.Event()
     server.replies[client.path] = [lambda: Reply(body={"waited": forever.wait(PATIENCE_S)}), GOOD]
-    if name == "rollouts":
-        with pytest.raises(LostError, match="no answer within 4 s"):
-            client.ask(opened)
-    else:
-        assert client.ask(opened)
-    assert len(server.asked) == (1 if name == "rollouts" else 2)
+    assert client.ask(opened)
+    assert len(server.asked) == 2
     forever.set()
 
 

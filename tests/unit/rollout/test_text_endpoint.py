@@ -12,7 +12,9 @@ import pytest
 from support.patience import PATIENCE_S
 from support.refusals import refused
 from synthetic.endpoint import CHAT, TEXT, Endpoint, Reply, by_seed, completion, refusal, text_completion
+from synthetic.settings import SMOKE
 
+from luffy.config import load_experiment
 from luffy.config.execution import ServerConfig
 from luffy.config.model import EndpointModel
 from luffy.errors import ConfigError, LostError
@@ -244,3 +246,17 @@ def test_answers_belong_to_a_request_and_its_draw(serve, connect):
     for seed, params in ((1, PARAMS), (2, PARAMS), (1, SamplingParams(1.0, 8, ())), (1, PARAMS)):
         endpoint.generate([TextRequest(turns, seed)], params)
     assert len(served.asked) == 3
+
+
+@pytest.mark.parametrize("url", ["localhost:8000", "http://", "http://a:b", "http://a:1/?x", "ftp://a", "http://k@a"])
+def test_a_url_that_cannot_be_right_is_refused(url: str) -> None:
+    with refused("execution.server.urls", "http://host:8000", error=ConfigError):
+        load_experiment(SMOKE, ["evaluation.engine=openai", f"execution.server.urls=['{url}']"])
+
+
+def test_urls_are_those_of_different_servers_with_or_without_what_openai_puts_below_them() -> None:
+    given = ("http://a:1/", "https://a/x/v1/", "http://[::1]:8000/v1", "http://b", "https://c/openai")
+    config = ServerConfig(urls=given)
+    assert config.roots == ("http://a:1", "https://a/x", "http://[::1]:8000", "http://b", "https://c/openai")
+    *v1, other = config.api_roots
+    assert (v1, other) == ([f"{root}/v1" for root in config.roots[:4]], "https://c/openai")

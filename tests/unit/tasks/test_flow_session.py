@@ -1,22 +1,17 @@
-"""A flow's stages: their log in Prefect, GPU slots, stages that several runs share, and a cancellation."""
+"""A flow's stages: their log in Prefect, stages that several runs share, and a cancellation."""
 
 import logging
 import signal
 import threading
 import uuid
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, nullcontext
 from types import SimpleNamespace
 
-import httpx
 import pytest
-from prefect.concurrency.asyncio import ConcurrencySlotAcquisitionError
 from support.patience import PATIENCE_S, wait_until
-from support.refusals import refused
 
 from luffy.errors import ConfigError, StageFailed
 from luffy.tasks import session as cancellation
-from luffy.tasks import stages as slots
 from luffy.tasks.many_runs import SharedStages
 from luffy.tasks.session import StageLog, in_one_line
 
@@ -75,67 +70,6 @@ def test_a_mistake_is_one_line_and_a_defect_keeps_its_traceback(error):
     assert in_one_line(record)
     one_line = (record.getMessage(), record.exc_info) == (str(error), None)
     assert one_line == isinstance(error, ConfigError) and (one_line or record.exc_info == raised)
-
-
-class Limit:
-    """A Prefect server with one limit of two slots; `refusals` are raised, one for each attempt to take slots."""
-
-    def __init__(self, *refusals, lost=False, unreadable=False):
-        self.refusals, self.lost, self.unreadable = list(refusals), lost, unreadable
-        self.held = 0
-        self.limit, self.active_slots, self.active = 2, 0, True
-
-    def read_global_concurrency_limit_by_name(self, name):
-        if self.unreadable:
-            raise httpx.ConnectError("refused")
-        return self
-
-    @contextmanager
-    def concurrency(self, name, *, occupy, **options):
-        if self.refusals:
-            raise ConcurrencySlotAcquisitionError("Unable to acquire") from self.refusals.pop(0)
-        self.held += occupy
-        yield
-        self.held -= occupy
-        if self.lost:
-            raise ConnectionError("the server is gone")
-
-
-def locked():
-    answer = httpx.Response(httpx.codes.LOCKED, request=httpx.Request("POST", "http://prefect"))
-    return httpx.HTTPStatusError("locked", request=answer.request, response=answer)
-
-
-WAITS = ["a slot of Prefect's limit 'gpu'"]
-
-
-@pytest.mark.parametrize(
-    ("limit", "wanted", "told", "held", "warning"),
-    [
-        (Limit(), 2, [], 2, ""),
-        (Limit(locked(), locked()), 1, WAITS, 1, ""),
-        (Limit(ConnectionError("refused")), 1, [], 0, "the stage goes on without a slot"),
-        (Limit(unreadable=True), 1, [], 0, "could not be read"),
-        (Limit(lost=True), 1, [], 1, ""),
-        (Limit(), 3, None, 0, ""),
-    ],
-    ids=["free", "taken", "at fault", "unreadable", "gone at the end", "too few"],
-)
-def test_slots_are_waited_for_while_taken_and_given_up_when_prefect_is_at_fault(
-    monkeypatch, caplog, limit, wanted, told, held, warning
-):
-    """A server that is gone at the end costs no finished stage."""
-    monkeypatch.setattr(slots, "get_client", lambda **options: nullcontext(limit))
-    monkeypatch.setattr(slots, "concurrency", limit.concurrency)
-    monkeypatch.setattr(slots, "pause", lambda stopped: None)
-    said: list[str] = []
-    if told is None:
-        with refused("3 GPUs", "'gpu' has 2 slots"), slots.gpu_slots(wanted, said.append, lambda: False):
-            pass
-    else:
-        with slots.gpu_slots(wanted, said.append, lambda: False):
-            assert (said, limit.held) == (told, held)
-        assert limit.held == 0 and warning in caplog.text
 
 
 def test_runs_wait_for_a_stage_that_they_share_and_for_no_other():
@@ -213,14 +147,13 @@ def wait_for_the_end():
             thread.join(PATIENCE_S)
 
 
-@pytest.mark.parametrize("worker_s", [0.0, 0.05])
 @pytest.mark.parametrize(("ignored", "expected"), [(False, signal.SIGINT), (True, signal.SIGTERM)])
-def test_the_process_gets_a_signal_that_it_heeds_once_its_worker_had_time(cancelled, ignored, expected, worker_s):
+def test_the_process_gets_a_signal_that_it_heeds_once_its_worker_had_time(cancelled, ignored, expected):
     """A server that is gone by then costs no traceback."""
     got, unhandled = cancelled
     if ignored:  # as in a script's background
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-    cancellation._watch(RUN, threading.Event(), worker_s)
+    cancellation._watch(RUN, threading.Event(), after_s=0.05)
     wait_for_the_end()
     assert (got, unhandled) == ([expected], [])
 

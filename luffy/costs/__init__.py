@@ -1,1 +1,0 @@
-"""What a run costs, measured by a few steps of its stages."""
