@@ -29,7 +29,7 @@ from luffy.pipeline.gpus import Gpu, detected_gpus
 from luffy.pipeline.inherited_environment import complaints_about_variables
 from luffy.pipeline.workspace import MIN_FREE_BYTES, Workspace
 from luffy.report.cells import duration, size_words
-from luffy.sandbox.start_check import open_sandbox
+from luffy.sandbox import open_sandbox
 
 Severity = Literal["ok", "note", "broken"]
 _DISTRIBUTION = "luffy-rl"

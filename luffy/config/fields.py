@@ -14,6 +14,7 @@ from pydantic_core import PydanticUndefined, to_jsonable_python
 
 from luffy.config.experiment import ExperimentConfig
 from luffy.config.foreign_names import SETTING_OF
+from luffy.config.removed import REMOVED, REMOVED_VALUES
 from luffy.config.strict import field_docs
 from luffy.config.yaml_source import KeyPath, Value, child, dotted, flow_yaml, nearest, place_of
 
@@ -225,6 +226,8 @@ def explain(
 def _describe(path: KeyPath, name: str, finding: Mapping[str, Any], root: type[BaseModel], given: Value) -> str:
     kind, context = finding["type"], finding.get("ctx", {})
     if kind == "extra_forbidden":
+        if path[-1] in REMOVED:
+            return f"{name}: is gone; {REMOVED[path[-1]].instead}"
         return f"{name}: unknown key{_in_place_of(path, root, finding['loc'])}"
     if kind == "union_tag_invalid":
         key = name if isinstance(given, str) else f"{name}.kind"  # a kind may stand for a mapping of it alone
@@ -246,6 +249,8 @@ def _describe(path: KeyPath, name: str, finding: Mapping[str, Any], root: type[B
     message = (message[0].lower() + message[1:]).replace("input should be", "must be", 1)
     found, hint = finding["input"], ""
     if kind == "literal_error" and isinstance(found, str):
+        if instead := REMOVED_VALUES.get((path[-1], found)):
+            return f"{name}: {found} is gone; {instead}"
         hint = nearest(found, re.findall(r"'([^']*)'", context["expected"]))
     shown = flow_yaml(found) if found is None or isinstance(found, bool) else repr(found)
     return f"{name}: {message}, found {shown if len(shown) <= 80 else shown[:77] + '...'}{hint}"

@@ -8,12 +8,14 @@ from pydantic import Field, SerializeAsAny, ValidationError, ValidationInfo, fie
 from luffy.config import StageName
 from luffy.config.execution import ExecutionConfig, TrackingConfig
 from luffy.config.fields import explain
+from luffy.config.removed import without_removed
 from luffy.config.settings import SETTINGS, StageSettings
 from luffy.config.strict import StrictModel
 from luffy.config.yaml_source import dump_yaml, read_yaml
 from luffy.errors import ConfigError
 from luffy.files import write_atomic
 from luffy.pipeline.identity import Identity, identifying
+from luffy.pipeline.manifest import MANIFEST_FILE
 
 JOB_FILE = "config.yaml"
 
@@ -85,9 +87,10 @@ def write_job(path: Path, job: StageJob) -> None:
 
 
 def read_job(path: Path) -> StageJob:
-    """The job in `path`; raises ConfigError with one line for each mistake."""
+    """The job in `path`, also of an earlier version; raises ConfigError with one line for each mistake."""
     values, origins = read_yaml(path)
+    known = without_removed(values, finished=(path.parent / MANIFEST_FILE).is_file())
     try:
-        return StageJob.model_validate_json(json.dumps(values))
+        return StageJob.model_validate_json(json.dumps(known))
     except ValidationError as error:
         raise ConfigError(explain(error, StageJob, origins, default_where=str(path))) from None

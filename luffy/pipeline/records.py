@@ -12,6 +12,7 @@ from typing import Any, Literal
 from pydantic import ValidationError
 
 from luffy.config import ExperimentConfig
+from luffy.config.removed import without_removed
 from luffy.errors import DataError
 from luffy.json_text import parse_json
 from luffy.pipeline.identity import Json
@@ -79,7 +80,7 @@ class RunRecord:
     def configuration(self) -> ExperimentConfig | None:
         """Its configuration; None where this version cannot read it."""
         try:
-            return ExperimentConfig.model_validate_json(json.dumps(self.config))
+            return ExperimentConfig.model_validate_json(json.dumps(without_removed(dict(self.config))))
         except ValidationError:
             return None
 

@@ -16,6 +16,7 @@ from support.installed import needs_vllm
 from support.kills import left_at, within_checkpoint
 from support.methods import run_rl
 from support.patience import wait_until
+from support.sandboxed import require_bubblewrap
 from support.stages import CONFIGS, assert_same_result, execute, only, opened, run_stage, upstream_of
 from transformers import PreTrainedTokenizerBase, Qwen2Config, Qwen2ForCausalLM
 
@@ -129,6 +130,7 @@ def test_difficulty_measures_episodes(finished):
 
 @pytest.mark.slow
 def test_a_kill_in_the_middle_of_an_episode_a_tool_call_and_its_code_costs_no_bit(finished, tmp_path, monkeypatch):
+    require_bubblewrap()
     workspace, die_at = tmp_path / "workspace", tmp_path / "die_at"
     shutil.copytree(finished.parent, workspace, symlinks=True)
     shutil.rmtree(workspace / "stages" / "rl")
@@ -141,7 +143,7 @@ def test_a_kill_in_the_middle_of_an_episode_a_tool_call_and_its_code_costs_no_bi
         run.execute("rl", StageObserver())
     assert not die_at.exists()
     children = [line.split() for line in Path(f"{die_at}.children").read_text().splitlines()]
-    assert children  # the interpreter of the tool's code, with bubblewrap around it where that is installed
+    assert children  # the interpreter of the tool's code, with bubblewrap around it
     wait_until(lambda: not any(_is_alive(int(pid), float(started)) for pid, started in children))
     assert [path.name for path in (workspace / "stages/rl").glob("*/journal/*.parquet")] == ["step_000001.parquet"]
     run.execute("rl", StageObserver())

@@ -11,7 +11,6 @@ from synthetic.settings import SMOKE
 
 from luffy.config import load_experiment
 from luffy.config.derived import EvaluatedModel, evaluated, sweep_of
-from luffy.config.sandbox import SandboxConfig
 from luffy.errors import ConfigError
 
 GAME, TOOLS = (SMOKE.parent / f"{name}.yaml" for name in ("guess_number", "tools"))
@@ -195,8 +194,9 @@ REFUSED = {
         (f"rl.correction.level: sequence: {AS_ONE}", BRANCHING, "rl.correction={kind: mask, level: sequence}"),
     ]),
     "sandbox": (TOOLS, [
-        ("unsafe_local .. unsafe_local: true", box("kind: unsafe_local")),
-        ("'bubblewrap' or 'unsafe_local', found 'docker'", box("kind: docker")),
+        ("kind: unsafe_local is gone .. bubblewrap", box("kind: unsafe_local")),
+        ("sandbox.unsafe_local: is gone .. bubblewrap", box("unsafe_local: true")),
+        ("'bubblewrap', found 'docker'", box("kind: docker")),
         ("environment.sandbox.packages.0", box("packages: [../numpy]")),
         ("environment.sandbox.timeout: unknown key", box("timeout: 5")),
         ("call_cpu_s .. session_cpu_s", box("limits: {call_cpu_s: 121.0}")),
@@ -360,8 +360,3 @@ def test_a_model_to_evaluate_that_does_not_fit_is_one_line(model: str | None, fi
 def test_a_sweep_that_cannot_be_is_one_line(overrides: list[str], steps: tuple[int, ...], named: str) -> None:
     with refused(*named.split(" .. "), error=ConfigError):
         sweep_of(load_experiment(SMOKE, overrides), steps)
-
-
-def test_isolation_is_given_up_only_in_so_many_words() -> None:
-    assert SandboxConfig().kind == "bubblewrap"
-    assert SandboxConfig(kind="unsafe_local", unsafe_local=True).kind == "unsafe_local"

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 
 import pytest
 from support.patience import PATIENCE_S, wait_until
+from support.sandboxed import require_bubblewrap
 from support.stages import CONFIGS
 from synthetic import sample_tools
 
@@ -18,7 +19,6 @@ from luffy.config.data import ArithmeticSource, DataConfig, GuessNumberSource
 from luffy.config.environment import GuessNumberEnvironment, ToolsEnvironment
 from luffy.config.execution import ExecutionConfig, TrackingConfig
 from luffy.config.grading import ExactGrader, GradingConfig
-from luffy.config.sandbox import SandboxConfig
 from luffy.config.settings import PrepareDataSettings
 from luffy.data.conversations import cut
 from luffy.data.parquet import read_prompts, write_prompts
@@ -41,8 +41,6 @@ from luffy.types import Message, Prompt, Trace
 SHORT = {"timeout_s": 0.05}
 """Limit of calls that are meant to reach it."""
 PROBLEM = Problem(data_source="cities")
-UNCONFINED = SandboxConfig(kind="unsafe_local", unsafe_local=True)
-"""The tests' own code is trusted, and `bwrap` is not installed everywhere."""
 
 
 @pytest.fixture(autouse=True)
@@ -331,7 +329,8 @@ def test_a_sandbox_that_does_not_start_is_a_fault_of_the_environment():
 
 
 def test_episodes_have_interpreters_of_their_own_in_every_event_loop():
-    config = tools("python", sandbox=UNCONFINED, timeout_s=0.001)
+    require_bubblewrap()
+    config = tools("python", timeout_s=0.001)
     schema = tool_of(python_tool(TrustedSession)).schema["function"]
     assert schema["name"] == "python" and list(schema["parameters"]["properties"]) == ["code"]
     assert '"name": "python"' in instructions_of(config)
@@ -405,8 +404,9 @@ CUT = cut("0123\ufffd", 892, "tokens", "\ufffd6789")
     ],
 )
 def test_a_python_session_is_played_again_in_a_sandbox(codes, answers, found):
+    require_bubblewrap()
     demonstration = calling("python", [{"code": code} for code in codes], answers)
-    assert replayed(tools("python", sandbox=UNCONFINED), demonstration) == [found]
+    assert replayed(tools("python"), demonstration) == [found]
 
 
 def test_an_environment_that_fails_is_told_from_one_that_answers_otherwise_and_a_lost_one_says_nothing(caplog):

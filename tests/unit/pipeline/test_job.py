@@ -4,8 +4,10 @@ import json
 import shutil
 import subprocess
 import sys
+from contextlib import nullcontext
 
 import pytest
+from support.refusals import refused
 from synthetic.finished_stages import finish_all
 
 from luffy.cli.main import main
@@ -45,6 +47,29 @@ def test_a_mistake_in_a_job_names_the_field(opened, tmp_path, written, instead, 
     (tmp_path / "config.yaml").write_text(text.replace(written, instead))
     with pytest.raises(ConfigError, match=complaint):  # a line for each mistake
         read_job(tmp_path / "config.yaml")
+
+
+@pytest.mark.parametrize(
+    ("line", "earlier", "complaint"),
+    [
+        ("kind: bubblewrap", "kind: bubblewrap\n      unsafe_local: false", ""),
+        ("kind: bubblewrap", "kind: bubblewrap\n      unsafe_local: true", "unsafe_local: is gone"),
+        ("kind: bubblewrap", "kind: unsafe_local", "unsafe_local is gone"),
+    ],
+)
+def test_a_job_of_an_earlier_version_is_read_unless_its_stage_would_run_without_what_is_gone(
+    opened, tmp_path, line, earlier, complaint
+):
+    experiment, file = opened("environment={kind: tools, tools: [calculator]}"), tmp_path / "config.yaml"
+    job = experiment.job(next(plan for plan in experiment.plan() if plan.node.stage == "rl"))
+    write_job(file, job)
+    text = file.read_text()
+    assert text.count(line) == 1
+    file.write_text(text.replace(line, earlier))
+    with refused(complaint, error=ConfigError) if complaint else nullcontext():
+        assert read_job(file) == job
+    (tmp_path / "manifest.json").touch()  # of a finished stage
+    assert read_job(file) == job
 
 
 @pytest.mark.parametrize(
