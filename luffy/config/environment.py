@@ -11,8 +11,8 @@ from luffy.config.sandbox import SandboxConfig
 from luffy.config.strict import ImportPath, Name, StrictModel
 from luffy.config.yaml_source import nearest
 
-CallFormat = Literal["hermes", "llama3", "xml"]
-"""How a model family writes a tool call: Hermes and Qwen, Llama 3.1, or plain XML elements."""
+CallFormat = Literal["hermes", "llama3"]
+"""How a model family writes a tool call: Hermes and Qwen, or Llama 3.1."""
 History = Literal["exact", "as_sampled", "branching"]
 
 

@@ -21,6 +21,7 @@ REMOVED: Mapping[str, Removed] = {
 """By the field's own name."""
 REMOVED_VALUES: Mapping[tuple[str, str], str] = {
     ("kind", "unsafe_local"): REMOVED["unsafe_local"].instead,
+    ("calls", "xml"): "choose hermes or llama3, whichever format the model was trained on",
 }
 """By field and value."""
 

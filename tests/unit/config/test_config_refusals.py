@@ -194,6 +194,7 @@ REFUSED = {
         (f"rl.correction.level: sequence: {AS_ONE}", BRANCHING, "rl.correction={kind: mask, level: sequence}"),
     ]),
     "sandbox": (TOOLS, [
+        ("environment.calls: xml is gone .. hermes", "environment.calls=xml"),
         ("kind: unsafe_local is gone .. bubblewrap", box("kind: unsafe_local")),
         ("sandbox.unsafe_local: is gone .. bubblewrap", box("unsafe_local: true")),
         ("'bubblewrap', found 'docker'", box("kind: docker")),

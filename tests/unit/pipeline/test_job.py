@@ -55,6 +55,7 @@ def test_a_mistake_in_a_job_names_the_field(opened, tmp_path, written, instead, 
         ("kind: bubblewrap", "kind: bubblewrap\n      unsafe_local: false", ""),
         ("kind: bubblewrap", "kind: bubblewrap\n      unsafe_local: true", "unsafe_local: is gone"),
         ("kind: bubblewrap", "kind: unsafe_local", "unsafe_local is gone"),
+        ("calls: hermes", "calls: xml", "xml is gone"),
     ],
 )
 def test_a_job_of_an_earlier_version_is_read_unless_its_stage_would_run_without_what_is_gone(
