@@ -240,8 +240,6 @@ def show_card(directory: Path) -> None:
     sources: Mapping[str, Mapping[str, Any]] = card["sources"]
     show_table(sources_table(sources), "Rows by source")
     for name, source in sources.items():
-        if source["replays"]:
-            say(f"Traces of {name} played again in the environment: {tally(source['replays'])}")
         if source["gold_findings"]:
             say(f"Reference answers of {name}: {tally(source['golds'])}")
     checked, missing = (", ".join(card["benchmarks"][key]) or "none" for key in ("checked", "not_checked"))

@@ -17,6 +17,7 @@ class Removed(NamedTuple):
 
 REMOVED: Mapping[str, Removed] = {
     "unsafe_local": Removed(False, "model-written code runs under bubblewrap alone (apt-get install bubblewrap)"),
+    "replay_traces": Removed("off", "training traces of many turns are taken as recorded; remove it"),
 }
 """By the field's own name."""
 REMOVED_VALUES: Mapping[tuple[str, str], str] = {

@@ -189,10 +189,7 @@ def _of_environment(
 
 
 def _of_tasks(config: "ExperimentConfig") -> Iterator[str]:
-    """Traces that are replayed, and tasks that an environment scores, come with that environment."""
-    if config.data.replay_traces != "off" and (config.environment is None or config.data.train is None):
-        missing = "environment" if config.environment is None else "data.train"
-        yield f"data.replay_traces: {config.data.replay_traces} has no effect without {missing}; remove it"
+    """Tasks that an environment scores come with that environment."""
     packages = [each for each in single_environments(config.environment) if isinstance(each, VerifiersEnvironment)]
     named = {f"suites.{name}": source for name, source in config.data.suites.items()} | config.data.training_sources
     for name, source in named.items():
