@@ -17,6 +17,11 @@ class Removed(NamedTuple):
 
 REMOVED: Mapping[str, Removed] = {
     "unsafe_local": Removed(False, "model-written code runs under bubblewrap alone (apt-get install bubblewrap)"),
+    "group_measures": Removed(
+        {},
+        "nor is there luffy.environments.relative:shortest_correct; weigh what a single episode has (measures, tokens, "
+        "turns), for example weights: {answer: 1.0, tokens: -0.001}",
+    ),
     "replay_traces": Removed("off", "training traces of many turns are taken as recorded; remove it"),
 }
 """By the field's own name."""

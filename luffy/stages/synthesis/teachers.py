@@ -251,7 +251,10 @@ class _PaidEpisode:
         return live
 
 
-_FIELDS_THAT_ARE_GONE = (('"sandbox":{"kind":"bubblewrap",', '"sandbox":{"kind":"bubblewrap","unsafe_local":false,'),)
+_FIELDS_THAT_ARE_GONE = (
+    ('"sandbox":{"kind":"bubblewrap",', '"sandbox":{"kind":"bubblewrap","unsafe_local":false,'),
+    (',"weights":{', ',"group_measures":{},"weights":{'),
+)
 """Answers have been paid for under keys that have these fields, and are not to be paid for again."""
 
 

@@ -37,8 +37,7 @@ UFT, OPD, GKD, SDPO, SDFT, OPSD = (
 )
 OF_MODEL = "rl.teacher={kind: model, path: some/model}"
 OF_SERVER = ("rl.teacher={kind: served, name: org/big}", "execution.rl_teacher.urls=[http://127.0.0.1:9]")
-RANK = "environment.scoring.group_measures={rank: 'synthetic.episode_measures:rank'}"
-WORDS = "environment.scoring.measures={rank: 'synthetic.episode_measures:words'}"
+OF_GROUPS = "environment.scoring.group_measures={shortest: 'luffy.environments.relative:shortest_correct'}"
 BRANCHING = "environment.limits.history=branching"
 AS_ONE = "needs an episode as one sequence"
 URL = "http://one:8000/v1"
@@ -179,10 +178,7 @@ REFUSED = {
         ("data.train: missing .. rl", NO_TRAINING, f"{STAGES}rl]"),
     ]),
     "environment": (GAME, [
-        ("group_measures.rank .. stage rl", RANK, SFT),
-        ("off_policy_when_accuracy_at_most", RANK, "objective.group.off_policy_when_accuracy_at_most=0.2"),
-        ("kind: measure .. rank .. environment.scoring.weights", RANK, "grading.kind={kind: measure, name: rank}"),
-        ("rank is one of measures", RANK, WORDS),
+        ("scoring.group_measures: is gone .. relative:shortest_correct .. weights", OF_GROUPS),
         ("difficulty.stop .. environment", "difficulty={stop: [ab]}"),
         ("rl.stop .. environment", "rl.stop=[ab]"),
         ("sample.stop .. environment", ITERATED, "method=null", "sample.stop=[ab]"),
