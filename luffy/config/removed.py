@@ -22,6 +22,7 @@ REMOVED: Mapping[str, Removed] = {
         "nor is there luffy.environments.relative:shortest_correct; weigh what a single episode has (measures, tokens, "
         "turns), for example weights: {answer: 1.0, tokens: -0.001}",
     ),
+    "mlflow": Removed(None, "tracking.wandb and tracking.tensorboard show a run, and metrics.jsonl has its numbers"),
     "replay_traces": Removed("off", "training traces of many turns are taken as recorded; remove it"),
 }
 """By the field's own name."""

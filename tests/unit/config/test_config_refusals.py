@@ -178,6 +178,7 @@ REFUSED = {
         ("data.train: missing .. rl", NO_TRAINING, f"{STAGES}rl]"),
     ]),
     "environment": (GAME, [
+        ("tracking.mlflow: is gone .. tensorboard", "tracking.mlflow='sqlite:///runs.db'"),
         ("scoring.group_measures: is gone .. relative:shortest_correct .. weights", OF_GROUPS),
         ("difficulty.stop .. environment", "difficulty={stop: [ab]}"),
         ("rl.stop .. environment", "rl.stop=[ab]"),
