@@ -28,7 +28,6 @@ from luffy.report.curves import HEADLINE_METRICS, panel_charts, rl_panels, super
 from luffy.report.figures import Chart, picture
 from luffy.statistics.accuracy import Estimate
 from luffy.tracking.metrics import METRICS_FILE, read_last_lines, read_metrics
-from luffy.tracking.wandb_history import RemoteRun
 
 _CARD_FILE = "card.json"
 _MAX_TEXT = 100
@@ -218,30 +217,12 @@ def _write_charts(pictures: Mapping[str, Sequence[Chart]], folder: Path) -> list
     return [*files]
 
 
-def show_remote(run: RemoteRun, folder: Path | None, *, everything: bool) -> None:
-    """Print settings and newest metrics of a run in a service, and write its curves as an SVG to `folder`."""
-    say(f"{run.name}: {run.state}, {len(run.rows)} steps\npage {run.url}")
-    if everything:
-        rows = [(name, _text(value)) for name, value in run.config.items()]
-        show_rows(("field", "value"), rows, "\nConfiguration")
-    newest = {name: value for row in run.rows for name, value in row.items()}
-    shown = [name for name in newest if name != "step"] if everything else [n for n in HEADLINE_METRICS if n in newest]
-    show_rows(("metric", "newest"), [(name, _number(newest[name])) for name in shown], "\nNewest metrics")
-    is_rl = any(name.startswith("rollout/") for name in newest)
-    charts = panel_charts(rl_panels(()) if is_rl else supervised_panels(), run.rows) if folder and run.rows else []
-    name = "".join(char if char.isalnum() else "-" for char in run.name)
-    for file in _write_charts({name: charts}, folder) if folder else ():
-        say(f"written to {file}")
-
-
 def show_card(directory: Path) -> None:
     """Print what a finished `prepare_data` has read and kept: only counts, no row of the data."""
     card = parse_json((directory / _CARD_FILE).read_text(encoding="utf-8"))
     sources: Mapping[str, Mapping[str, Any]] = card["sources"]
     show_table(sources_table(sources), "Rows by source")
     for name, source in sources.items():
-        if source["replays"]:
-            say(f"Traces of {name} played again in the environment: {tally(source['replays'])}")
         if source["gold_findings"]:
             say(f"Reference answers of {name}: {tally(source['golds'])}")
     checked, missing = (", ".join(card["benchmarks"][key]) or "none" for key in ("checked", "not_checked"))

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import BeforeValidator, Field, JsonValue, NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic import Field, JsonValue, NonNegativeInt, PositiveFloat, PositiveInt
 
 from luffy.config.strict import (
     FILE_IDENTITY,
@@ -19,10 +19,6 @@ from luffy.config.strict import (
 Operation = Literal["add", "subtract", "reverse", "multiply"]
 StepStyle = Literal["labelled", "equations", "checked"]
 """How a trace writes its steps: ` a:+8 =55`, as the base's text does; `47+8=55`; or each labelled step twice."""
-
-
-_OffAsText = BeforeValidator(lambda value: "off" if value is False else value)
-"""YAML 1.1 reads `off` without quotes as false."""
 
 
 class ArithmeticSource(StrictModel):
@@ -257,7 +253,7 @@ class ReasoningGymSource(StrictModel):
 
 
 class VerifiersPackage(StrictModel):
-    """An environment of the package verifiers (0.1.9 to 0.3.1, or 0.4.0), which a separate Python interpreter has."""
+    """An environment of the package verifiers (0.1.9, 0.1.10 or 0.4.0), which a separate Python interpreter has."""
 
     environment: str = Field(min_length=1)
     """Its id, as `vf-eval` takes it: `vf-wordle` is the module `vf_wordle`."""
@@ -372,9 +368,6 @@ class DataConfig(StrictModel):
     """A trace longer than this, stop token included, is rejected and counted."""
     require_verified_traces: bool = True
     """Reject traces whose answer is not graded correct."""
-    replay_traces: Annotated[Literal["off", "keep", "reject"], _OffAsText] = "off"
-    """Play training traces of many turns again in the `environment`, to check that it still answers as recorded. `keep`
-    counts the results on the data card, and `reject` also removes the traces with other answers."""
     remove_system: bool = False
     """Drop the system messages that prompts bring along (LUFFY's `--remove_system`), before `system_prompt` is added:
     for a model whose chat template has one of its own."""

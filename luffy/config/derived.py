@@ -11,7 +11,6 @@ from pydantic import JsonValue, ValidationError
 from yaml import YAMLError
 
 from luffy.config.data import DataConfig, VerifiersPackage
-from luffy.config.environment import without_groups
 from luffy.config.evaluation import EvaluationConfig
 from luffy.config.execution import ExecutionConfig, ServerConfig
 from luffy.config.experiment import ExperimentConfig
@@ -177,7 +176,7 @@ def evaluated(config: ExperimentConfig, wanted: EvaluatedModel) -> ExperimentCon
             model=policy,
             evaluation=evaluation,
             grading=config.grading,
-            environment=without_groups(config.environment),
+            environment=config.environment,
             execution=execution,
             tracking=config.tracking,
         )

@@ -11,8 +11,8 @@ from luffy.config.sandbox import SandboxConfig
 from luffy.config.strict import ImportPath, Name, StrictModel
 from luffy.config.yaml_source import nearest
 
-CallFormat = Literal["hermes", "llama3", "xml"]
-"""How a model family writes a tool call: Hermes and Qwen, Llama 3.1, or plain XML elements."""
+CallFormat = Literal["hermes", "llama3"]
+"""How a model family writes a tool call: Hermes and Qwen, or Llama 3.1."""
 History = Literal["exact", "as_sampled", "branching"]
 
 
@@ -84,25 +84,17 @@ class EpisodeScoring(StrictModel):
     """Functions by name, `package.module:function`, of any of `prompt, completion, answer, info, task, counts`, as in
     verifiers; they return a number and may be asynchronous. Or a judge: `{kind: judge, rubric: ..., judge: {url: ...,
     model: ...}}`. Every measure is logged and kept with its sample."""
-    group_measures: dict[Name, ImportPath] = Field(default={})
-    """Functions over the episodes of a group in RL, of any of `prompt, completions, answer, info, task, counts,
-    rewards, correct`, where `counts` (measures included), `rewards` (the grader's) and `correct` have an entry for each
-    episode. They return a number for each, e.g. `luffy.environments.relative:shortest_correct`."""
     weights: dict[str, float] = Field(default={ANSWER: 1.0}, min_length=1)
     """Reward: the weighted sum of `answer` (the grader's), measures, `turns`, `tokens` (those that the environment did
     not write) and counts, e.g. `tool_errors: -0.1`."""
     timeout_s: PositiveFloat = _CALL_S
-    """Time limit of one call of a function above; past it the episode (or the whole group) is `crashed`."""
+    """Time limit of one call of a function above; past it the episode is `crashed`."""
     version: NonNegativeInt = 0
     """The functions' modules are part of a stage's identity, what they import is not: increase this when it changes."""
 
     @property
     def is_answer_alone(self) -> bool:
         return self.weights == {ANSWER: 1.0}
-
-    def _complaints(self) -> Iterator[str]:
-        if twice := sorted(set(self.measures) & set(self.group_measures)):
-            yield f"group_measures: {twice[0]} is one of measures, too; choose another name"
 
 
 class ToolsEnvironment(StrictModel):
@@ -232,11 +224,3 @@ def single_environments(environment: EnvironmentConfig | None) -> list[SingleEnv
 def history_of(environment: EnvironmentConfig | None) -> History:
     """`EpisodeLimits.history` of the experiment's episodes and of its traces of many turns."""
     return "exact" if environment is None else environment.limits.history
-
-
-def without_groups(environment: EnvironmentConfig | None) -> EnvironmentConfig | None:
-    """The environment for a chain without RL, which has no groups to measure and no rewards."""
-    if environment is None or not environment.scoring.group_measures:
-        return environment
-    scoring = environment.scoring.model_copy(update={"group_measures": {}, "weights": {ANSWER: 1.0}})
-    return environment.model_copy(update={"scoring": scoring})

@@ -248,9 +248,6 @@ class TrackingConfig(StrictModel):
     """User or team of the project; None: wandb's default."""
     tensorboard: str | None = None
     """Folder for TensorBoard's event files; needs the package tensorboard (the extra `trackers`)."""
-    mlflow: str | None = None
-    """MLflow's tracking URI (`http://HOST:5000`, `sqlite:///mlflow.db`); needs the package mlflow-skinny (the extra
-    `trackers`). A password comes from `MLFLOW_TRACKING_PASSWORD`."""
     samples_every: PositiveInt = 10
     """RL steps between written sample rollouts (`samples.jsonl`)."""
     num_samples: PositiveInt = 4
@@ -259,9 +256,5 @@ class TrackingConfig(StrictModel):
     @property
     def services(self) -> list[str]:
         """The services that are configured."""
-        on = {"wandb": self.wandb != "disabled", "tensorboard": self.tensorboard, "mlflow": self.mlflow}
+        on = {"wandb": self.wandb != "disabled", "tensorboard": self.tensorboard}
         return [name for name, is_on in on.items() if is_on]
-
-    def _complaints(self) -> Iterator[str]:
-        if self.mlflow is not None and urlsplit(self.mlflow).password:
-            yield "mlflow: holds a password, which every run would show; export MLFLOW_TRACKING_PASSWORD instead"

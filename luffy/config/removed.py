@@ -23,12 +23,20 @@ REMOVED: Mapping[str, Removed] = {
     ),
     "filters.difficulty": Removed(None, "the section difficulty chooses prompts by a policy's pass rates"),
     "filters.difficulty_boundary_tokens": Removed(None, "the section difficulty chooses prompts by pass rates"),
+    "group_measures": Removed(
+        {},
+        "nor is there luffy.environments.relative:shortest_correct; weigh what a single episode has (measures, tokens, "
+        "turns), for example weights: {answer: 1.0, tokens: -0.001}",
+    ),
+    "mlflow": Removed(None, "tracking.wandb and tracking.tensorboard show a run, and metrics.jsonl has its numbers"),
     "offload_parameters": Removed(
         False, "weights stay on the GPU, with zero_stage: 3 in shares: use more ranks, or offload_optimizer"
     ),
+    "replay_traces": Removed("off", "training traces of many turns are taken as recorded; remove it"),
     "sequence_parallel": Removed(
         1, "every rank has whole sequences: use gradient_checkpointing, zero_stage: 3 or a lower micro_batch_tokens"
     ),
+    "unsafe_local": Removed(False, "model-written code runs under bubblewrap alone (apt-get install bubblewrap)"),
 }
 """By the field's own name, or by its section's and its own (`rl.seed`)."""
 REMOVED_VALUES: Mapping[tuple[str, str], str] = {
@@ -37,6 +45,8 @@ REMOVED_VALUES: Mapping[tuple[str, str], str] = {
     ("sft.engine", "openai"): "validations by servers elsewhere are gone; use vllm, or cluster",
     ("difficulty.engine", "openai"): _SERVERS,
     ("sample.engine", "openai"): _SERVERS,
+    ("kind", "unsafe_local"): REMOVED["unsafe_local"].instead,
+    ("calls", "xml"): "choose hermes or llama3, whichever format the model was trained on",
 }
 """By field, named likewise, and value."""
 

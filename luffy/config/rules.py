@@ -9,7 +9,6 @@ from luffy.config.data import MixtureSource, VerifiersSource
 from luffy.config.environment import EnvironmentConfig, VerifiersEnvironment, history_of, single_environments
 from luffy.config.evaluation import VALIDATION
 from luffy.config.execution import LOWEST_VLLM_TEMPERATURE
-from luffy.config.grading import MeasureGrader
 from luffy.config.group import DynamicSampling
 from luffy.config.objective import ObjectiveConfig
 from luffy.config.stage_kinds import STAGE_KINDS, STAGE_ORDER
@@ -164,30 +163,10 @@ def _of_environment(
                     f"{setting}: needs an episode as one sequence, and environment.limits.history: branching makes "
                     "several of it; choose another, or history: as_sampled"
                 )
-    if not (measures := environment.scoring.group_measures):
-        return
-    where = f"environment.scoring.group_measures.{next(iter(measures))}"
-    if objective is None:
-        yield f"{where}: only RL has groups; remove it, or add the stage rl"
-    elif objective.group.off_policy_when_accuracy_at_most is not None:
-        yield (
-            f"{where}: objective.group.off_policy_when_accuracy_at_most changes a group after its episodes are "
-            "compared; remove one of the two"
-        )
-    if graded := [
-        kind.name for kind in config.grading.kinds if isinstance(kind, MeasureGrader) and kind.name in measures
-    ]:
-        yield (
-            f"grading: kind: measure cannot take {graded[0]}, which is measured of whole groups after grading; use "
-            "environment.scoring.weights"
-        )
 
 
 def _of_tasks(config: "ExperimentConfig") -> Iterator[str]:
-    """Traces that are replayed, and tasks that an environment scores, come with that environment."""
-    if config.data.replay_traces != "off" and (config.environment is None or config.data.train is None):
-        missing = "environment" if config.environment is None else "data.train"
-        yield f"data.replay_traces: {config.data.replay_traces} has no effect without {missing}; remove it"
+    """Tasks that an environment scores come with that environment."""
     packages = [each for each in single_environments(config.environment) if isinstance(each, VerifiersEnvironment)]
     named = {f"suites.{name}": source for name, source in config.data.suites.items()} | config.data.training_sources
     for name, source in named.items():

@@ -53,18 +53,8 @@ class SandboxLimits(StrictModel):
 class SandboxConfig(StrictModel):
     """How code written by a model is confined."""
 
-    kind: Literal["bubblewrap", "unsafe_local"] = "bubblewrap"
-    """`bubblewrap`: a process in separate namespaces, without this machine's network, files or environment.
-    `unsafe_local`: an ordinary child process, with all rights of this user; only for code that you trust."""
-    unsafe_local: bool = False
-    """Has to be true for `kind: unsafe_local`."""
+    kind: Literal["bubblewrap"] = "bubblewrap"
+    """A process in separate namespaces, without this machine's network, files or environment."""
     packages: tuple[_PackageName, ...] = ()
     """Distributions that the code may import, each with its dependencies (`sympy` needs `mpmath`)."""
     limits: SandboxLimits = SandboxLimits()
-
-    def _complaints(self) -> Iterator[str]:
-        if self.kind == "unsafe_local" and not self.unsafe_local:
-            yield (
-                "kind: unsafe_local runs the model's code with all rights of this user; "
-                "use bubblewrap, or accept that with unsafe_local: true"
-            )

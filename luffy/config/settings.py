@@ -8,7 +8,7 @@ from pydantic import Field, PositiveInt
 
 from luffy.config.answers import DifficultyConfig, SampleConfig, SynthesizeConfig, TeacherConfig
 from luffy.config.data import DataConfig
-from luffy.config.environment import LANES, EnvironmentConfig, without_groups
+from luffy.config.environment import LANES, EnvironmentConfig
 from luffy.config.evaluation import EvaluationConfig, HeldOutSettings
 from luffy.config.experiment import ExperimentConfig
 from luffy.config.grading import GradingConfig, RewardModelGrader, reward_models
@@ -212,7 +212,6 @@ def _sample(config: ExperimentConfig) -> SampleSettings:
         config,
         seed=config.seed if sample.seed is None else sample.seed,
         sample=sample.model_copy(update={"seed": None}),
-        environment=without_groups(config.environment),
     )
 
 
@@ -278,7 +277,7 @@ SETTINGS: dict[str, type[StageSettings]] = {
 CONFIGURE: dict[str, Callable[[ExperimentConfig], StageSettings]] = {
     "prepare_data": _prepare_data,
     "base": lambda config: _settings(BaseSettings, config, model=config.model.model_copy(update={"lora": None})),
-    "synthesize": lambda config: _settings(SynthesizeSettings, config, environment=without_groups(config.environment)),
+    "synthesize": lambda config: _settings(SynthesizeSettings, config),
     "difficulty": lambda config: _settings(DifficultySettings, config, difficulty=config.measured_difficulty),
     "sample": _sample,
     "sft": lambda config: _settings(SFTSettings, config, **_trained("sft", config.sft, config, None)),

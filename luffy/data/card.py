@@ -53,8 +53,6 @@ class SourceCard:
     """Rows that were joined to an earlier row with the same problem, which got the traces of training rows."""
     repeats: Mapping[str, int] = field(default_factory=dict)
     """Number of problems that had 2, 3, ... rows."""
-    replays: Mapping[str, int] = field(default_factory=dict)
-    """Traces that were played again in the environment, by result: `same` answers, different ones, or a crash."""
     golds: Mapping[str, int] = field(default_factory=dict)
     """Result of grading reference answers against themselves (`luffy.data.row_filters.check_golds`)."""
     unread: Mapping[str, int] = field(default_factory=dict)
@@ -113,7 +111,6 @@ def source_card(
         data_sources=_sorted(statistics.data_sources),
         folded=int(selection.folded.sum()),
         repeats={str(size): count for size, count in selection.repeats().items()},
-        replays=_sorted(statistics.replays),
         golds=_sorted(+statistics.golds),
         unread=unread,
         gold_findings=statistics.gold_findings,
@@ -177,7 +174,6 @@ def card_markdown(card: DataCard) -> str:
             "remarks": source.remarks,
             "tokens of the longest": source.longest_rejected,
             "traces graded": source.trace_outcomes,
-            "traces played again": source.replays,
             "trace authors": source.trace_authors,
             "data sources": source.data_sources,
             "problems by rows folded into one": source.repeats,

@@ -11,10 +11,9 @@ rendered again before each turn (`rewritten`).
 
 import json
 import re
-import unicodedata
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache
 from typing import cast
 
 from tokenizers import Tokenizer
@@ -276,10 +275,6 @@ Llama 3.1 writes the results of tools."""
 
 
 _MARK = " ... [{count} {unit} left out] ... "
-_MARKED = re.compile(r"(?=(\.\.\. \[\d+ \w+ left out\] \.\.\.))")
-"""Finds marks that overlap, too: a message that was cut may have shown one itself."""
-_BROKEN = "\ufffd"
-"""What is decoded from the part of a character on one side of a cut between tokens."""
 
 
 def cut(start: str, count: int, unit: str, end: str) -> str:
@@ -288,16 +283,3 @@ def cut(start: str, count: int, unit: str, end: str) -> str:
     A policy sees the cut message, so the conversation, and any trace made from it, holds the cut text.
     """
     return start + _MARK.format(count=count, unit=unit) + end
-
-
-def is_cut_from(shown: str, whole: str) -> bool:
-    """Whether `shown` is `whole` without its middle. White space and Unicode forms, which decoding may change, are not
-    compared."""
-    for form in (str, partial(unicodedata.normalize, "NFC")):
-        cut_text, text = form(shown), "".join(form(whole).split())
-        for mark in _MARKED.finditer(cut_text):
-            start = "".join(cut_text[: mark.start(1)].split()).rstrip(_BROKEN)
-            end = "".join(cut_text[mark.end(1) :].split()).lstrip(_BROKEN)
-            if text.startswith(start) and text[len(start) :].endswith(end):
-                return True
-    return False

@@ -1,14 +1,14 @@
 """Filters for rows and traces. Nothing is dropped without being counted.
 
-Traces are used where they end in the right answer, and where an environment still answers them as recorded. Training
-rows whose reference answer cannot be met are rejected; suites keep them, and their card says so (`check_golds`).
+Traces are used where they end in the right answer. Training rows whose reference answer cannot be met are rejected;
+suites keep them, and their card says so (`check_golds`).
 """
 
 import dataclasses
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Literal, NamedTuple, Protocol
+from typing import Literal, NamedTuple
 
 from transformers import PreTrainedTokenizerBase
 
@@ -32,15 +32,6 @@ from luffy.grading.extract import read_reference
 from luffy.grading.pool import GraderPool
 from luffy.grading.request import GradeRequest, problem_of, require_verdicts
 from luffy.types import Message, Outcome, Prompt, Trace
-
-
-class Replayed(StrEnum):
-    """Result of playing a trace of many turns again."""
-
-    SAME = "same"
-    """The environment answered every turn as recorded."""
-    DIFFERS = "differs"
-    CRASHED = "crashed"
 
 
 class Rejection(StrEnum):
@@ -76,9 +67,6 @@ class Rejection(StrEnum):
     TRACE_UNPARSABLE = "trace_unparsable"
     TRACE_TIMED_OUT = "trace_timed_out"
     TRACE_CRASHED = "trace_crashed"
-    TRACE_REPLAY_DIFFERS = "trace_replay_differs"
-    """The environment does not answer its turns as recorded."""
-    TRACE_REPLAY_CRASHED = "trace_replay_crashed"
     TRACE_UNDECODED = "trace_undecoded"
     """A teacher's answer has undecodable bytes (U+FFFD): SFT would teach the policy to write that character."""
 
@@ -100,10 +88,6 @@ _REMEDIES = {
     ),
     "check the reference answers and grading.kind, or set data.require_verified_traces: false": tuple(
         Rejection(f"trace_{outcome}") for outcome in Outcome if outcome is not Outcome.CORRECT
-    ),
-    "check the environment, or set data.replay_traces: keep": (
-        Rejection.TRACE_REPLAY_DIFFERS,
-        Rejection.TRACE_REPLAY_CRASHED,
     ),
 }
 
@@ -136,8 +120,6 @@ class Rules:
     """False: an evaluation suite, whose demonstrations are dropped and which is not compared with the benchmarks."""
     history: History = "exact"
     """How a trace of many turns is encoded under a chat template that rewrites earlier turns."""
-    requires_replay: bool = False
-    """Whether to reject traces that the environment does not answer as recorded."""
     requires_gold: GradingConfig | None = None
     """Rejects rows whose reference answer fails under its grader; None: references are not checked."""
 
@@ -155,7 +137,6 @@ class FilteredRow:
     """Lengths of the usable traces, stop token included."""
     outcomes: tuple[Outcome, ...]
     """For all traces, usable or not."""
-    replays: tuple[Replayed, ...]
     rejected_traces: tuple[tuple[Trace, Rejection], ...]
     hits: tuple[tuple[str, Hit], ...] = ()
     """`prompt` or `trace`, and the benchmark problem that it contains."""
@@ -163,13 +144,6 @@ class FilteredRow:
     """Tokens of the prompt and of the longest trace that are rejected for their length."""
     gold: "Gold | None" = None
     """None: its reference was not looked at."""
-
-
-class TraceReplayer(Protocol):
-    """Plays recorded turns in an environment. It may be sent to another process."""
-
-    def replay(self, prompts: Sequence[Prompt]) -> list[list[Replayed | None]]:
-        """The result for each trace of each prompt; None for a single-turn trace, which has no answers to compare."""
 
 
 def grade_traces(prompts: Sequence[Prompt], grader: GraderPool, template: str = "") -> list[list[Outcome]]:
@@ -232,7 +206,6 @@ class _JudgedTrace(NamedTuple):
 
     trace: Trace
     outcome: Outcome
-    replayed: Replayed | None
     num_tokens: int
     held: Hit | None
     """The benchmark problem that it contains."""
@@ -245,8 +218,6 @@ class RowFilter:
     tokenizer: PreTrainedTokenizerBase
     rules: Rules
     benchmarks: BenchmarkIndex
-    replayer: TraceReplayer | None = None
-    """Plays traces of many turns again; None: they are taken as recorded."""
 
     def apply(self, prompts: Sequence[Prompt], grader: GraderPool) -> list[FilteredRow]:
         """Return one verdict per prompt, in order.
@@ -288,9 +259,6 @@ class RowFilter:
 
     def judged(self, prompts: Sequence[Prompt], outcomes: Sequence[Sequence[Outcome]]) -> list[FilteredRow]:
         """Return the result of `apply` for `normalised` prompts whose traces are already graded."""
-        replays: Sequence[Sequence[Replayed | None]] = [[None] * len(prompt.traces) for prompt in prompts]
-        if self.replayer is not None:
-            replays = self.replayer.replay(prompts)
         in_prompts: Sequence[Hit | None] = [None] * len(prompts)
         if self.rules.keeps_traces:  # benchmarks are not compared with themselves
             in_prompts = self.benchmarks.find([problem_text(prompt.messages) for prompt in prompts])
@@ -304,8 +272,8 @@ class RowFilter:
         lengths = prompt_lengths(self.tokenizer, [prompt.messages for prompt in prompts])
         opener = prompt_opener(self.tokenizer)
         judged = []
-        for prompt, found, replayed, length, held in zip(prompts, outcomes, replays, lengths, in_prompts, strict=True):
-            verdicts = zip(prompt.traces, found, replayed, strict=True)
+        for prompt, found, length, held in zip(prompts, outcomes, lengths, in_prompts, strict=True):
+            verdicts = zip(prompt.traces, found, strict=True)
             judged_traces = [_JudgedTrace(*verdict, *next(of_traces)) for verdict in verdicts]
             judged.append(self._row(prompt, judged_traces, length, held, opener))
         return judged
@@ -340,7 +308,6 @@ class RowFilter:
             prompt_tokens=length,
             trace_tokens=tuple([tokens for _, tokens in usable]),
             outcomes=tuple([each.outcome for each in traces]),
-            replays=tuple([each.replayed for each in traces if each.replayed is not None]),
             rejected_traces=tuple(rejected),
             hits=tuple(hits),
             too_long=too_long,
@@ -358,8 +325,6 @@ class RowFilter:
             return Rejection.TRACE_INCOMPLETE
         if rules.require_verified_traces and each.outcome is not Outcome.CORRECT:
             return Rejection(f"trace_{each.outcome.value}")
-        if rules.requires_replay and each.replayed not in (None, Replayed.SAME):
-            return Rejection(f"trace_replay_{each.replayed}")
         return Rejection.TRACE_HOLDS_BENCHMARK_PROBLEM if each.held is not None else None
 
 

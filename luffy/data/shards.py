@@ -99,7 +99,6 @@ class ShardStatistics:
     longest: Counter[str] = field(default_factory=Counter)
     """Tokens of the longest prompt, and of the longest trace, that were rejected for their length, by the reason."""
     outcomes: Counter[str] = field(default_factory=Counter)
-    replays: Counter[str] = field(default_factory=Counter)
     authors: Counter[str] = field(default_factory=Counter)
     """Traces that passed; `data_sources`: rows that passed."""
     data_sources: Counter[str] = field(default_factory=Counter)
@@ -289,7 +288,6 @@ def _statistics(rows: Sequence[Row], judged: Sequence[FilteredRow], samples: int
     shown: Counter[str] = Counter()
     for row in judged:
         statistics.outcomes.update(row.outcomes)
-        statistics.replays.update(row.replays)
         statistics.longest |= Counter({reason.value: tokens for reason, tokens in row.too_long.items()})
         statistics.rejected_traces.update(reason for _, reason in row.rejected_traces)
         statistics.hits += [{"uid": row.prompt.uid, "where": where, **asdict(hit)} for where, hit in row.hits]

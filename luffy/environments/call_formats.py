@@ -2,7 +2,7 @@ r"""Formats of tool calls: how the policy writes calls, and how tools and result
 
     syntax = CALL_FORMATS["hermes"]
     syntax.instructions(tools)                      # for the system message
-    syntax.parse(turn, tools)                       # [ToolCall("calculator", {"expression": "1+1"})]
+    syntax.parse(turn)                              # [ToolCall("calculator", {"expression": "1+1"})]
     syntax.results(["2"])                           # [Message("user", "<tool_response>\n2\n</tool_response>")]
     syntax.render([call])                           # the call as a policy should write it
 
@@ -16,11 +16,9 @@ import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 
 from luffy.config.environment import CallFormat
-from luffy.environments.tool_functions import Schema, json_types, parameters_of
-from luffy.errors import ConfigError
+from luffy.environments.tool_functions import Schema
 from luffy.grading.extract import THINK_CLOSE, THINK_OPEN
 from luffy.json_text import refuse_deep
 from luffy.types import Message
@@ -32,7 +30,6 @@ _MOST_READ = 1000
 _MOST_DIGITS = 1000
 """Digits of a whole number."""
 _SPACE = re.compile(r"\s*")
-_XML_NAME = re.compile(r"\w+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +64,7 @@ class HermesCalls:
     _CLOSING = re.compile(r"\s*</tool_call>")
 
     def instructions(self, tools: Tools) -> str:
-        """Return the text that describes the tools to the policy; ConfigError if a tool cannot be called this way."""
+        """Return the text that describes the tools to the policy."""
         signatures = "".join(f"{_json(tool)}\n" for tool in tools.values())
         return (
             "# Tools\n\nYou may call one or more functions to assist with the user query.\n\n"
@@ -77,7 +74,7 @@ class HermesCalls:
             "<args-json-object>}\n</tool_call>"
         )
 
-    def parse(self, turn: str, tools: Tools) -> list[FoundCall]:
+    def parse(self, turn: str) -> list[FoundCall]:
         """Return the calls of a turn in order; none where the turn is an answer."""
         return _found(turn, self._OPENING, self._read)
 
@@ -118,7 +115,7 @@ class Llama3Calls:
             f"value}}.Do not use variables.\n\n{signatures}"
         )
 
-    def parse(self, turn: str, tools: Tools) -> list[FoundCall]:
+    def parse(self, turn: str) -> list[FoundCall]:
         return _found(turn, self._OPENING, self._read)
 
     def render(self, calls: Sequence[ToolCall]) -> str:
@@ -133,91 +130,8 @@ class Llama3Calls:
         return _read_json_call(turn, start, "parameters", resume=line_end if line_end >= 0 else len(turn))
 
 
-class XmlCalls:
-    """An element with the tool's name, which holds one element for each argument.
-
-    Text stands as it is, with `&lt;`, `&gt;` and `&amp;` read as in XML; one line break at each end does not belong to
-    it. Other values are JSON. An element with another name than a tool's is text and no call.
-    """
-
-    _NEXT = re.compile(rf"\s*<(/?)({_XML_NAME.pattern})>")
-
-    def instructions(self, tools: Tools) -> str:
-        for tool, schema in tools.items():
-            parameters = parameters_of(schema)
-            for name in (tool, *parameters):
-                if not _XML_NAME.fullmatch(name):
-                    raise ConfigError(
-                        f"environment.calls: xml cannot write the name {name!r} of the tool {tool}; choose hermes"
-                    )
-            if tool in ("result", "think"):
-                raise ConfigError(
-                    f"environment.tools: with calls: xml no tool can be called {tool}; rename the function"
-                )
-            for name, parameter in parameters.items():
-                others = json_types(parameter) - {"string", "null"}
-                if "string" in json_types(parameter) and others:
-                    raise ConfigError(
-                        f"environment.tools: {tool}: `{name}` may be text or {' or '.join(sorted(others))}, which "
-                        "calls: xml cannot tell apart; give it one type, or choose hermes"
-                    )
-        signatures = "".join(f"{_json(schema['function'])}\n" for schema in tools.values())
-        return (
-            "# Tools\n\nYou may call these tools. Their signatures:\n"
-            f"<tools>\n{signatures}</tools>\n\n"
-            "A call is an element with the tool's name, which holds one element for each argument:\n"
-            "<tool_name>\n<argument_name>value</argument_name>\n</tool_name>\n\n"
-            "Write text as it is, and any other value as JSON. The result follows within <result></result>. "
-            "A reply without a call is your final answer."
-        )
-
-    def parse(self, turn: str, tools: Tools) -> list[FoundCall]:
-        return _found(turn, _openings(tuple(tools)), lambda text, opening: self._read(text, opening, tools))
-
-    def render(self, calls: Sequence[ToolCall]) -> str:
-        written = []
-        for call in calls:
-            written.append(f"<{call.name}>")
-            for key, value in call.arguments.items():
-                if value is None:
-                    continue
-                text = value if isinstance(value, str) else _json(value)
-                if isinstance(value, str):
-                    escaped = text.replace("&", "&amp;").replace("<", "&lt;")
-                    text = "\n" * text.startswith("\n") + escaped + "\n" * text.endswith("\n")
-                written.append(f"<{key}>{text}</{key}>")
-            written.append(f"</{call.name}>")
-        return "\n".join(written)
-
-    def results(self, results: Sequence[str]) -> list[Message]:
-        parts = [f"<result>\n{_without(result, '</result>')}\n</result>" for result in results]
-        return [Message("user", "\n".join(parts))]
-
-    def _read(self, turn: str, opening: re.Match[str], tools: Tools) -> _Reading:
-        name, position = opening.group()[1:-1], opening.end()
-        parameters, arguments = parameters_of(tools[name]), dict[str, object]()
-        fault = f"<{name}> may hold nothing but closed elements, one for each argument, and ends with </{name}>"
-        while element := self._NEXT.match(turn, position):
-            closes, key = element.groups()
-            if closes and key == name:
-                return ToolCall(name, arguments), element.end()
-            end = turn.find(f"</{key}>", element.end())
-            if closes or end < 0:
-                break
-            if key in arguments:
-                fault = f"<{name}> has the argument <{key}> twice"
-                break
-            try:
-                arguments[key] = _xml_value(turn[element.end() : end], parameters.get(key))
-            except _NotJson as found:
-                fault = f"<{key}> is not JSON: {found}"
-                break
-            position = end + len(f"</{key}>")
-        return BrokenCall(fault), _end_of_broken(turn, opening.end(), f"</{name}>")
-
-
-CallSyntax = HermesCalls | Llama3Calls | XmlCalls
-CALL_FORMATS: Mapping[CallFormat, CallSyntax] = {"hermes": HermesCalls(), "llama3": Llama3Calls(), "xml": XmlCalls()}
+CallSyntax = HermesCalls | Llama3Calls
+CALL_FORMATS: Mapping[CallFormat, CallSyntax] = {"hermes": HermesCalls(), "llama3": Llama3Calls()}
 
 
 def _found(turn: str, opening: re.Pattern[str], read: Callable[[str, re.Match[str]], _Reading]) -> list[FoundCall]:
@@ -324,18 +238,3 @@ def _json_call(call: ToolCall, key: str) -> str:
 def _without(result: str, closing: str) -> str:
     r"""The result with the format's own closing tag as `<\/...>`, so that a tool's output cannot end it early."""
     return result.replace(closing, closing.replace("</", "<\\/"))
-
-
-@cache
-def _openings(names: tuple[str, ...]) -> re.Pattern[str]:
-    return re.compile("|".join((THINK_OPEN, THINK_CLOSE, *(f"<{name}>" for name in names))))
-
-
-def _xml_value(text: str, parameter: Schema | None) -> object:
-    if parameter is None or "string" in json_types(parameter):
-        text = text.removeprefix("\n").removesuffix("\n")
-        return text.replace("&lt;", "<").replace("&gt;", ">").replace("&amp;", "&")
-    value, end = _decoded(text, 0)
-    if _end_of_space(text, end) < len(text):
-        raise _NotJson("something follows it")
-    return value

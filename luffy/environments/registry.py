@@ -15,7 +15,6 @@ from typing import cast
 from transformers import PreTrainedTokenizerBase
 
 from luffy.config.environment import (
-    CallFormat,
     CustomEnvironment,
     EnvironmentConfig,
     GuessNumberEnvironment,
@@ -26,19 +25,19 @@ from luffy.config.environment import (
 )
 from luffy.data.conversations import ConversationEncoder
 from luffy.data.row_filters import unplayed_source
-from luffy.environments.call_formats import CALL_FORMATS, BrokenCall, CallSyntax, Tools
+from luffy.environments.call_formats import CALL_FORMATS, BrokenCall, CallSyntax
 from luffy.environments.environment import Environment, EnvironmentFactory, ScoringEnvironment, writable
 from luffy.environments.episodes import EpisodePlayer
 from luffy.environments.guess_number import GuessingGame
 from luffy.environments.limits import with_time_limit
 from luffy.environments.live_episode import TextEpisodePlayer
 from luffy.environments.rubric import EpisodeScorer
-from luffy.environments.tool_functions import Tool, json_types, load_tools, parameters_of
+from luffy.environments.tool_functions import Tool, load_tools
 from luffy.environments.tools import ToolEpisode, ToolRunner, python_tool
 from luffy.errors import ConfigError, DataError, LuffyError
 from luffy.grading.judge import Judges
 from luffy.grading.request import Problem
-from luffy.hosted.verifiers_process import HostedDescription, VerifiersProcess, shared_process
+from luffy.hosted.verifiers_process import VerifiersProcess, shared_process
 from luffy.import_paths import imported_setting
 from luffy.sandbox import SandboxOfLoop, open_sandbox
 from luffy.types import PART_MEASURE, Message
@@ -61,7 +60,6 @@ def open_environment(config: EnvironmentConfig) -> EnvironmentFactory:
             tools = _loaded(config)
             if "python" in config.tools:
                 asyncio.run(open_sandbox(config.sandbox))  # refused now, not in the first episode
-            _described(config, tools)  # refuses tools that cannot be called in this format
             runner = ToolRunner()
             return lambda: ToolEpisode(config, tools, runner)
         case GuessNumberEnvironment():
@@ -69,9 +67,8 @@ def open_environment(config: EnvironmentConfig) -> EnvironmentFactory:
         case CustomEnvironment():
             return _custom(config)
         case VerifiersEnvironment():
-            hosted = hosted_tools(shared_process(config).description, config.calls)
-            CALL_FORMATS[config.calls].instructions(hosted)  # refuses tools that cannot be called in this format
-            return lambda: VerifiersEpisode(shared_process(config), CALL_FORMATS[config.calls], hosted)
+            shared_process(config)  # refused now, not in the first episode
+            return lambda: VerifiersEpisode(shared_process(config), CALL_FORMATS[config.calls])
         case MixtureEnvironment():
             parts = {name: open_environment(part.environment) for name, part in config.parts.items()}
             return lambda: MixedEpisode(parts, config.sources)
@@ -85,7 +82,7 @@ def instructions_of(config: EnvironmentConfig) -> str:
         case CustomEnvironment():
             return config.instructions
         case VerifiersEnvironment():
-            tools = hosted_tools(shared_process(config).description, config.calls)
+            tools = {tool["function"]["name"]: tool for tool in shared_process(config).description.tools}
             return CALL_FORMATS[config.calls].instructions(tools) if config.describe and tools else ""
         case GuessNumberEnvironment():
             return ""  # the prompt has the rules
@@ -181,28 +178,12 @@ class MixedEpisode:
         return any(isinstance(make(), ScoringEnvironment) for make in self._parts.values())
 
 
-def hosted_tools(description: HostedDescription, calls: CallFormat) -> Tools:
-    """The environment's tools by name; ConfigError where they cannot be called in this format."""
-    tools = {str(schema["function"]["name"]): dict(schema) for schema in description.tools}
-    for tool, schema in tools.items() if calls == "xml" else ():
-        for name, parameter in parameters_of(schema).items():
-            try:
-                json_types(parameter)
-            except (KeyError, TypeError):
-                raise ConfigError(
-                    f"environment.calls: xml cannot write `{name}` of the environment's tool {tool}, whose type is not "
-                    "plain; choose hermes"
-                ) from None
-    return tools
-
-
 class VerifiersEpisode:
     """One episode: the environment answers the turns, and scores the episode at the end."""
 
-    def __init__(self, process: VerifiersProcess, syntax: CallSyntax, tools: Tools) -> None:
+    def __init__(self, process: VerifiersProcess, syntax: CallSyntax) -> None:
         self._process = process
         self._syntax = syntax
-        self._tools = tools
         self._number: int | None = None
         self._num_seen = 0
         """Messages of the conversation that the environment knows."""
@@ -251,7 +232,7 @@ class VerifiersEpisode:
             {"name": "", "arguments": call.reason}
             if isinstance(call, BrokenCall)
             else {"name": call.name, "arguments": json.dumps(call.arguments)}
-            for call in (self._syntax.parse(text, self._tools) if self._tools else ())
+            for call in (self._syntax.parse(text) if self._process.description.tools else ())
         ]
         found = await self._process.awaited("respond", episode=self._number, text=text, calls=calls, is_cut=is_cut)
         return None if found is None else self._messages(found)

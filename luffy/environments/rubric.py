@@ -1,4 +1,4 @@
-"""Measures of finished episodes and of groups of them, and their weighted sum, the reward."""
+"""Measures of finished episodes, and their weighted sum, the reward."""
 
 import asyncio
 import inspect
@@ -39,24 +39,7 @@ class EpisodeView:
     counts: Mapping[str, float]
 
 
-@dataclass(frozen=True, slots=True)
-class GroupView:
-    """Input of a group measure, as `EpisodeView` is of a measure; sequences have an entry per episode."""
-
-    prompt: Sequence[Message]
-    completions: Sequence[Sequence[Message]]
-    answer: str
-    info: Mapping[str, object]
-    task: str
-    counts: Sequence[Mapping[str, float]]
-    """Counts and measures of each single episode, and its `tokens`."""
-    rewards: Sequence[float]
-    """Rewards of the grader."""
-    correct: Sequence[bool]
-
-
 _VIEWS = tuple(EpisodeView.__dataclass_fields__)
-_GROUP_VIEWS = tuple(GroupView.__dataclass_fields__)
 _Function = Callable[..., object]
 
 
@@ -83,23 +66,18 @@ class EpisodeScorer:
         of_parts: Sequence[str] = (),
     ) -> None:
         functions = {name: path for name, path in config.measures.items() if isinstance(path, str)}
-        self._measures = {name: _loaded(f"measures.{name}", path, _VIEWS) for name, path in functions.items()}
+        self._measures = {name: _loaded(f"measures.{name}", path) for name, path in functions.items()}
         self._judged = {name: kind for name, kind in config.measures.items() if isinstance(kind, JudgeMeasure)}
-        self._group_measures = {
-            name: _loaded(f"group_measures.{name}", path, _GROUP_VIEWS) for name, path in config.group_measures.items()
-        }
         self._judges = judges
         self._calls = LimitedCalls(f"{_WHERE}.timeout_s", _MEASURES_AT_ONCE)
         self._timeout_s = config.timeout_s
         self._weights = config.weights
         self._of_parts = frozenset(of_parts)
         self._weighted_counts = self._weights.keys() & (set(counted) - self._of_parts)
-        self.measures_groups = bool(self._group_measures)
-        self.needs_demonstrations = scores_itself or self.measures_groups or not config.is_answer_alone
+        self.needs_demonstrations = scores_itself or not config.is_answer_alone
         """Whether demonstrations are played, too, since their reward depends on more than their answer."""
-        own = {*config.measures, *config.group_measures}
-        known = {ANSWER, TURNS, TOKENS, *counted, *own}
-        if twice := sorted({ANSWER, TURNS, TOKENS, *counted} & own):
+        known = {ANSWER, TURNS, TOKENS, *counted, *config.measures}
+        if twice := sorted({ANSWER, TURNS, TOKENS, *counted} & config.measures.keys()):
             raise ConfigError(f"{_WHERE}.measures: the environment counts {twice[0]} already; choose another name")
         if unknown := sorted(set(self._weights) - known):
             raise ConfigError(f"{_WHERE}.weights: nothing measures {unknown[0]}; there are {', '.join(sorted(known))}")
@@ -119,25 +97,13 @@ class EpisodeScorer:
         }
         return found | {name: await self._judgement(name, kind, view) for name, kind in self._judged.items()}
 
-    async def measure_group(self, view: GroupView) -> list[dict[str, float]]:
-        """The measures of a group for each of its episodes; raises as `measure` does."""
-        size = len(view.completions)
-        measures: list[dict[str, float]] = [{} for _ in range(size)]
-        for name, function in self._group_measures.items():
-            found = await self._result(name, function, view)
-            if not isinstance(found, Sequence) or isinstance(found, str) or len(found) != size:
-                raise TypeError(f"measure {name} returned {found!r:.80} for a group of {size} episodes")
-            for values, value in zip(measures, found, strict=True):
-                values[name] = finite_number(f"measure {name}", value)
-        return measures
-
     def reward(self, answer: float, measures: Mapping[str, float]) -> float:
         """The weighted sum; `answer` is the grader's reward."""
         found = {**measures, ANSWER: answer}
         weights = self._weights.items()
         return sum(weight * found[name] for name, weight in weights if name in found or name not in self._of_parts)
 
-    async def _result(self, name: str, function: _Function, view: EpisodeView | GroupView) -> object:
+    async def _result(self, name: str, function: _Function, view: EpisodeView) -> object:
         self._calls.refuse_when_full()
         named = _named(function)
         takes_all = len(named) < len(inspect.signature(function).parameters)
@@ -164,13 +130,13 @@ class EpisodeScorer:
         return float(grade.outcome is Outcome.CORRECT)
 
 
-def _loaded(name: str, path: str, allowed: Sequence[str]) -> _Function:
+def _loaded(name: str, path: str) -> _Function:
     where = f"{_WHERE}.{name}"
     function = imported_setting(path, where)
     if not callable(function):
         raise ConfigError(f"{where}: {path} is not a function")
-    if unknown := sorted(_named(function) - set(allowed)):
-        raise ConfigError(f"{where}: {path} asks for {unknown[0]}; a measure may take {', '.join(allowed)}")
+    if unknown := sorted(_named(function) - set(_VIEWS)):
+        raise ConfigError(f"{where}: {path} asks for {unknown[0]}; a measure may take {', '.join(_VIEWS)}")
     return function
 
 

@@ -23,7 +23,7 @@ import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import FunctionType, NoneType, UnionType
-from typing import Annotated, Any, Literal, Union, cast, get_args, get_origin, get_type_hints
+from typing import Annotated, Literal, Union, cast, get_args, get_origin, get_type_hints
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
@@ -251,20 +251,3 @@ def schema_of(annotation: object) -> Schema:
         return {**({"type": kinds.pop()} if len(kinds) == 1 else {}), "enum": values}
     name = annotation.__name__ if isinstance(annotation, type) and not arguments else str(annotation)
     raise UnsupportedType(f"{name} is not supported; use {_SUPPORTED}")
-
-
-def parameters_of(tool: Schema) -> Mapping[str, Schema]:
-    """Return the schemas of a tool's parameters by name, given its own."""
-    function = cast(Mapping[str, Any], tool["function"])
-    return (function.get("parameters") or {}).get("properties") or {}
-
-
-def json_types(schema: Mapping[str, object]) -> set[str]:
-    """Return the JSON types that values of a schema may have."""
-    alternatives = schema.get("anyOf")
-    if isinstance(alternatives, list):
-        return set().union(*(json_types(alternative) for alternative in alternatives))
-    if isinstance(values := schema.get("enum"), list):
-        return {_SCALARS[type(value)] for value in values}
-    named = schema["type"]
-    return {str(name) for name in named} if isinstance(named, list) else {str(named)}

@@ -126,7 +126,6 @@ class ToolEpisode:
         self._tools = tools
         self._runner = runner
         self._syntax = CALL_FORMATS[config.calls]
-        self._schemas = {name: tool.schema for name, tool in tools.items()}
         self._state = EpisodeState(Problem())
         self._calls: Counter[str] = Counter()
         self._faults: Counter[ToolFault] = Counter()
@@ -138,7 +137,7 @@ class ToolEpisode:
 
     async def respond(self, conversation: Sequence[Message]) -> Sequence[Message] | None:
         """Run the calls of the newest turn in order. LuffyError when too many earlier calls still run."""
-        found = self._syntax.parse(conversation[-1].content, self._schemas)
+        found = self._syntax.parse(conversation[-1].content)
         if not found:
             return None
         run, left = found[: self._config.max_calls], len(found) - self._config.max_calls

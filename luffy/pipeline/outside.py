@@ -96,8 +96,8 @@ def _modules(value: object, field: tuple[str, ...]) -> Iterator[Named]:
             imports = [("function", path)]
         case ToolsEnvironment(tools=tools):
             imports = [("tools", tool) for tool in tools if ":" in tool]
-        case EpisodeScoring(measures=measures, group_measures=of_groups):
-            imports = [(name, path) for name, path in {**measures, **of_groups}.items() if isinstance(path, str)]
+        case EpisodeScoring(measures=measures):
+            imports = [(name, path) for name, path in measures.items() if isinstance(path, str)]
     for key, path in imports:
         where = ".".join((*field, key))
         if (file := module_file(path, where, options)) is not None:

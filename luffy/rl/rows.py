@@ -5,9 +5,7 @@ all (a demonstration). `RowSampler` has the policy continue planned rows, each i
 grades them.
 """
 
-import asyncio
 import itertools
-import logging
 import math
 import threading
 import time
@@ -17,9 +15,7 @@ from dataclasses import dataclass, field, replace
 
 from luffy.config.training import OverlongConfig
 from luffy.environments.episodes import Episode, EpisodePlayer, Segment, context_starts
-from luffy.environments.limits import run_in_loop
-from luffy.environments.live_episode import EpisodeStart, FailedEpisode, called
-from luffy.environments.rubric import EpisodeScorer, GroupView
+from luffy.environments.live_episode import EpisodeStart
 from luffy.errors import ConfigError
 from luffy.grading.request import TOKENS, Grade, Grader, GradeRequest, Problem, require_verdicts
 from luffy.rollout.engine import Completion, RolloutEngine, RolloutRequest, SamplingParams, StopTexts
@@ -102,8 +98,6 @@ class Row:
     trace."""
     finish_reason: FinishReason = FinishReason.STOP
     measures: Mapping[str, float] = field(default_factory=dict, hash=False)
-    completion: tuple[Message, ...] = ()
-    """The episode's conversation after the prompt, for measures of the group."""
     hinted: HintedPrompt | None = None
     """The prompt to sample under in place of `prompt_ids`; None: the bare one."""
     begun: Trajectory | None = None
@@ -156,7 +150,7 @@ class Row:
     def played(self, episode: Episode) -> "Row":
         """The row with the episode that continued it; a whole trace takes only the measures of its replay."""
         reason = episode.finish_reason
-        measured = replace(self, measures=episode.measures, completion=episode.completion)
+        measured = replace(self, measures=episode.measures)
         if not self.is_whole_trace:
             prompt_ids, segments = episode.prompt_ids, episode.segments
             return replace(measured, prompt_ids=prompt_ids, segments=segments, finish_reason=reason)
@@ -256,54 +250,12 @@ class BusyTime:
             self._active += by
 
 
-logger = logging.getLogger(__name__)
-GradedRows = Sequence[tuple[Row, Grade]]
 _NO_GRADE = Grade(Outcome.NO_ANSWER, reason="interrupted")
 
 
 def _with_grade(row: Row, grade: Grade) -> tuple[Row, Grade]:
     """A reward of 0 for an answer on which the user's function failed would train the policy on its faults."""
     return (replace(row, finish_reason=FinishReason.GRADER_ERROR) if math.isnan(grade.reward) else row), grade
-
-
-def with_group_measures(
-    scorer: EpisodeScorer, tasks: Sequence[RolloutTask], groups: Sequence[GradedRows]
-) -> list[GradedRows]:
-    """The rows of each group, with the measures of the group added.
-
-    Rows whose environment failed are not measured. Where a measure fails, all rows of the group are graded `crashed`.
-    """
-
-    async def measured(task: RolloutTask, rows: GradedRows) -> GradedRows:
-        played = [(row, grade) for row, grade in rows if not row.has_failed]
-        if not played:
-            return rows
-        view = GroupView(
-            prompt=task.messages,
-            completions=[row.completion for row, _ in played],
-            answer=task.ground_truth,
-            info=task.problem.extra_info,
-            task=task.problem.data_source,
-            counts=[row.measured for row, _ in played],
-            rewards=[grade.reward for _, grade in played],
-            correct=[grade.outcome is Outcome.CORRECT for _, grade in played],
-        )
-        try:
-            measures = iter(await called(scorer.measure_group(view)))
-        except FailedEpisode as failure:
-            logger.warning("%s: a measure of a group failed", task.problem.data_source, exc_info=failure.__cause__)
-            reason = f"{type(failure.__cause__).__name__}: {failure.__cause__}"
-            grade = Grade(Outcome.CRASHED, None, f"a measure of the group failed: {reason:.200}")
-            return [(replace(row, finish_reason=FinishReason.ENVIRONMENT_ERROR), grade) for row, _ in rows]
-        return [
-            (row if row.has_failed else replace(row, measures={**row.measures, **next(measures)}), grade)
-            for row, grade in rows
-        ]
-
-    async def all_measured() -> list[GradedRows]:
-        return list(await asyncio.gather(*map(measured, tasks, groups)))
-
-    return run_in_loop(all_measured())
 
 
 @dataclass(slots=True)
@@ -413,11 +365,9 @@ class RowSampler:
         require_verdicts(grades, "responses", "the same command resumes after the last checkpoint")
         self._refuse_broken_functions(grades)
         each = iter(grades)
-        graded: list[GradedRows] = [
+        graded = [
             [_with_grade(row, _NO_GRADE if row.is_interrupted else next(each)) for row in found] for found in rows
         ]
-        if self.player is not None and self.player.scorer.measures_groups:
-            graded = with_group_measures(self.player.scorer, tasks, graded)
 
         def trajectory(row: Row, grade: Grade) -> Trajectory:
             if row.is_interrupted:

@@ -1,6 +1,6 @@
 """Sandboxed Python sessions for code written by a model: no such code runs in a process of luffy."""
 
+from luffy.sandbox.bubblewrap import SandboxOfLoop, open_sandbox
 from luffy.sandbox.python_session import ExecutionResult, ExecutionStatus, PythonSession, Sandbox
-from luffy.sandbox.start_check import SandboxOfLoop, open_sandbox
 
 __all__ = ["ExecutionResult", "ExecutionStatus", "PythonSession", "Sandbox", "SandboxOfLoop", "open_sandbox"]

@@ -1,5 +1,7 @@
 """Sessions under bubblewrap: a process in namespaces of its own, with limits and a filter of system calls.
 
+`open_sandbox` has run a session before it returns, so that what does not work here is refused at the start.
+
 What a session sees: the standard library and its shared libraries, read-only; an empty `/tmp` in memory; `/dev/null`,
 `/dev/zero` and `/dev/urandom`. It has no network, no `/proc`, no capability and no second process.
 """
@@ -14,8 +16,8 @@ from contextlib import ExitStack, suppress
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 
-from luffy.config.sandbox import SandboxLimits
-from luffy.errors import UserError
+from luffy.config.sandbox import SandboxConfig, SandboxLimits
+from luffy.errors import LuffyError, UserError
 from luffy.sandbox import interpreter
 from luffy.sandbox.interpreter_process import (
     ENVIRONMENT,
@@ -26,6 +28,7 @@ from luffy.sandbox.interpreter_process import (
     wait_readable,
 )
 from luffy.sandbox.interpreter_session import InterpreterSession
+from luffy.sandbox.python_session import ExecutionStatus, PythonSession, Sandbox
 from luffy.sandbox.system_calls import filter_program
 
 _INTERPRETER = Path("/interpreter.py")
@@ -33,6 +36,23 @@ _PACKAGES = Path("/packages")
 _TMP = "/tmp"  # noqa: S108 - the sandbox's own
 _DEVICES = ("/dev/null", "/dev/zero", "/dev/urandom")
 _NOBODY = "65534"
+_REMEDY = (
+    "bubblewrap 0.7 or newer has to be able to create user namespaces: `sysctl kernel.unprivileged_userns_clone=1` on "
+    "older Debian, `sysctl kernel.apparmor_restrict_unprivileged_userns=0` on Ubuntu, in Docker `--security-opt "
+    "seccomp=unconfined --security-opt apparmor=unconfined`"
+)
+_COUNT_THREADS = """
+import threading
+done, started = threading.Event(), 1
+try:
+    while started <= {most}:
+        threading.Thread(target=done.wait, daemon=True).start()
+        started += 1
+except RuntimeError:
+    pass
+done.set()
+print(started)
+"""
 
 
 class BubblewrapSandbox:
@@ -76,7 +96,7 @@ class BubblewrapSandbox:
                 refusals.seek(0)  # writes it out, and bubblewrap reads from where it stands
                 command = self._command(limits, refusals.fileno(), told_fd)
                 inherited = (refusals.fileno(), told_fd)
-                process = InterpreterProcess.spawn(command, settings, environment={}, inherited=inherited)
+                process = InterpreterProcess.spawn(command, settings, inherited)
             during_start.enter_context(process.released_on_failure())
             pid = await _told_pid(info_fd)
             if pid is not None:
@@ -103,6 +123,64 @@ class BubblewrapSandbox:
             *("--size", size, "--tmpfs", _TMP, "--remount-ro", "/", "--chdir", _TMP),
             *("--", str(PREFIX / "bin" / program().name), *PYTHON_OPTIONS, str(_INTERPRETER)),
         ]
+
+
+async def open_sandbox(config: SandboxConfig) -> Sandbox:
+    """Return the sandbox of `config`; UserError with the remedy where it cannot run, or a limit of it does not hold."""
+    sandbox = BubblewrapSandbox(config.packages)
+    try:
+        session = await sandbox.open(config.limits)
+    except UserError:
+        raise
+    except LuffyError as error:
+        raise UserError(f"sandbox: kind: bubblewrap does not work here: {error}; {_REMEDY}") from None
+    try:
+        result = await session.run("6 * 7")
+        if (result.status, result.output) != (ExecutionStatus.OK, "42\n"):
+            raise UserError(
+                f"sandbox.limits: they do not let even `6 * 7` be computed ({result.status}: "
+                f"{_last_line(result.output)}); raise the limit named there"
+            )
+        for package, name in ((each, name) for each in config.packages for name in import_names(each)):
+            result = await session.run(f"import {name}")
+            if result.status is not ExecutionStatus.OK:
+                raise UserError(
+                    f"sandbox.packages: {package} does not import ({_last_line(result.output)}); name the packages "
+                    "that it depends on, too, or raise the limit named there"
+                )
+        most = config.limits.max_threads
+        if most > 1:
+            result = await session.run(_COUNT_THREADS.format(most=most))
+            if result.output != f"{most}\n":
+                raise UserError(
+                    f"sandbox.limits.max_threads: {most} cannot be enforced here ({_last_line(result.output)} were "
+                    "started): the kernel counts the threads of a session from Linux 5.14 on, and never those of the "
+                    "superuser; set it to 1, or run as an ordinary user"
+                )
+    finally:
+        await session.close()
+    return sandbox
+
+
+class SandboxOfLoop:
+    """Opens the sandbox of a configuration once in each event loop, and sessions of it."""
+
+    def __init__(self, config: SandboxConfig) -> None:
+        self._config = config
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._opening: asyncio.Task[Sandbox] | None = None
+
+    async def open_session(self) -> PythonSession:
+        """Return a new session; LuffyError when the sandbox or the session does not start."""
+        loop = asyncio.get_running_loop()
+        if self._opening is None or loop is not self._loop:
+            self._loop, self._opening = loop, loop.create_task(open_sandbox(self._config))
+        sandbox = await asyncio.shield(self._opening)  # an episode that is cancelled does not cancel it for the others
+        return await sandbox.open(self._config.limits)
+
+
+def _last_line(output: str) -> str:
+    return output.rstrip().rpartition("\n")[2]
 
 
 def _shown(places: dict[Path, Path]) -> list[str]:

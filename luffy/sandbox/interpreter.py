@@ -26,7 +26,6 @@ READY = b"ready\n"
 REPLIES = ("ok", "raised", "out_of_memory")
 _RESERVE_BYTES = 32 << 20
 """Address space beyond the limit of the code, so that this module can still report what happened."""
-_PR_SET_PDEATHSIG = 1
 
 
 class Settings(TypedDict):
@@ -36,12 +35,9 @@ class Settings(TypedDict):
     cpu_s: int
     file_bytes: int
     max_open_files: int
-    max_threads: int | None
-    """None: not limited here."""
+    max_threads: int
     package_folder: str | None
     """Folder to import packages from besides the standard library."""
-    parent_pid: int | None
-    """Process to die with; None where bubblewrap sees to that."""
 
 
 def request_line(call: str, code: str) -> bytes:
@@ -153,9 +149,8 @@ def _apply(settings: Settings) -> None:
         resource.RLIMIT_MEMLOCK: 0,
         resource.RLIMIT_MSGQUEUE: 0,
         resource.RLIMIT_SIGPENDING: 256,
+        resource.RLIMIT_NPROC: settings["max_threads"],
     }
-    if settings["max_threads"] is not None:
-        hard_limits[resource.RLIMIT_NPROC] = settings["max_threads"]
     for kind, value in hard_limits.items():
         resource.setrlimit(kind, (value, value))
 
@@ -172,12 +167,6 @@ def _read_requests(control_fd: int) -> "Iterator[tuple[str, str]]":
 
 def main(control_fd: int, settings: Settings) -> None:
     """Run requests until the other side is gone."""
-    if settings["parent_pid"] is not None:
-        import ctypes  # not in bubblewrap, where it would only delay the start
-
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != settings["parent_pid"]:
-            os._exit(1)
     # The lowest free number: its parent's may be above the limit of open files that comes next.
     lowest_fd = os.dup(control_fd)
     os.close(control_fd)

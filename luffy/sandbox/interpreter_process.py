@@ -11,9 +11,8 @@ import socket
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from pathlib import Path
 
 import psutil
 
@@ -59,21 +58,13 @@ class InterpreterProcess:
         self._pidfd = -1
         self._folder_fd = -1
         self._cpu_s = 0.0
-        self._held = ExitStack()
         self._releasing = threading.Lock()
         self._owner = os.getpid()
         control.setblocking(False)
         os.set_blocking(output_fd, False)
 
     @classmethod
-    def spawn(
-        cls,
-        command: Sequence[str],
-        settings: Settings,
-        environment: Mapping[str, str],
-        folder: Path | None = None,
-        inherited: Sequence[int] = (),
-    ) -> "InterpreterProcess":
+    def spawn(cls, command: Sequence[str], settings: Settings, inherited: Sequence[int]) -> "InterpreterProcess":
         """Start `command`, which runs the interpreter's file.
 
         To be called from a thread that lasts as long as the process should: the kernel takes it for the parent.
@@ -90,8 +81,7 @@ class InterpreterProcess:
                 stdin=subprocess.DEVNULL,
                 stdout=written_fd,
                 stderr=written_fd,
-                env=environment,
-                cwd=folder,
+                env={},
                 pass_fds=(remote.fileno(), *inherited),
                 start_new_session=True,
             )
@@ -109,11 +99,6 @@ class InterpreterProcess:
             self.release()
             raise
 
-    @property
-    def pid(self) -> int:
-        """Process id of the started process: the interpreter, or the program that starts it."""
-        return self._popen.pid
-
     def attach(self, pid: int) -> None:
         """Tell which process is the interpreter; when it ends, everything that its code has started must end."""
         self._pid, self._pidfd = pid, os.pidfd_open(pid)
@@ -121,9 +106,6 @@ class InterpreterProcess:
     def count_files(self, folder: str) -> None:
         """Let `num_files` count what is on the file system of `folder`, as the interpreter sees it."""
         self._folder_fd = os.open(f"/proc/{self._pid}/root{folder}", os.O_PATH | os.O_DIRECTORY)
-
-    def when_released(self, callback: Callable[[], object]) -> None:
-        self._held.callback(callback)
 
     async def wait_until_ready(self) -> None:
         """Return when the interpreter takes requests; LuffyError with its own words when it does not start."""
@@ -206,7 +188,6 @@ class InterpreterProcess:
                 if fd >= 0:
                     os.close(fd)
             self.output_fd = self._pidfd = self._folder_fd = -1
-        self._held.close()
 
     async def _receive(self) -> bytes:
         loop, received = asyncio.get_running_loop(), b""
@@ -218,17 +199,15 @@ class InterpreterProcess:
         return received
 
 
-def settings_for(limits: SandboxLimits, package_folder: str | None, die_with: int | None = None) -> Settings:
-    """What the interpreter applies to itself. `die_with`: its parent, where it runs outside a sandbox."""
+def settings_for(limits: SandboxLimits, package_folder: str | None) -> Settings:
+    """What the interpreter applies to itself."""
     return {
         "memory_bytes": limits.memory_mib << 20,
         "cpu_s": math.ceil(limits.session_cpu_s) + _CPU_SLACK_S,
         "file_bytes": limits.file_mib << 20,
         "max_open_files": limits.max_open_files,
-        # Outside a user namespace of its own the kernel would count all threads of this user.
-        "max_threads": None if die_with else limits.max_threads,
+        "max_threads": limits.max_threads,
         "package_folder": package_folder,
-        "parent_pid": die_with,
     }
 
 

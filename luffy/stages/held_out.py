@@ -7,7 +7,6 @@ from statistics import fmean
 
 from transformers import PreTrainedTokenizerBase
 
-from luffy.config.environment import without_groups
 from luffy.config.evaluation import DECODING, MEASURES
 from luffy.config.settings import RLSettings, SFTSettings
 from luffy.data.parquet import read_prompts
@@ -124,7 +123,7 @@ def measurer(
     """
     assert settings.validation is not None
     confidence, execution = settings.validation.protocol.confidence, context.execution
-    environment = without_groups(settings.environment)  # an evaluation has no groups
+    environment = settings.environment
     limits = None if environment is None else environment.limits
     batch_size, lanes = execution.rollout_batch_size, 0
     engine_name = settings.rl.engine if isinstance(settings, RLSettings) else settings.sft.engine

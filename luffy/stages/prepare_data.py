@@ -50,7 +50,6 @@ from luffy.data.sources import TraceSource, open_source
 from luffy.data.splits import EMPTY_COMPLEMENT, write_bare, write_correct, write_luffy, write_merged, write_rows
 from luffy.data.tokenizer import adapt_tokenizer, build_tokenizer, texts_of
 from luffy.environments.registry import check_template, instructions_by_source, open_scored
-from luffy.environments.trace_replay import EnvironmentReplayer
 from luffy.errors import DataError
 from luffy.files import write_atomic
 from luffy.grading.pool import JUDGE_CACHE, GraderPool
@@ -112,15 +111,12 @@ def run(settings: PrepareDataSettings, context: StageContext) -> StageResult:
     malformed: list[dict[str, object]] = []
     rejected: list[dict[str, object]] = []
     judge_cache = out / JUDGE_CACHE
-    replayer = None  # traces are used as recorded
-    if environment is not None and data.replay_traces != "off":
-        replayer = EnvironmentReplayer(environment)
     with GraderPool.configured(context.execution, settings.grading, judge_cache) as grader:
         for name, source in sources.items():
             rules = _rules(name, settings, may_repeat=name == _CORPUS or name in many_tasks)
             job = FilterJob(
                 name=name,
-                filter=RowFilter(tokenizer, rules, benchmarks, replayer if name == "train" else None),
+                filter=RowFilter(tokenizer, rules, benchmarks),
                 remove_system=data.remove_system,
                 system_prompt=data.system_prompt,
                 instructions={} if name == _CORPUS else instructions,
@@ -206,7 +202,6 @@ def _rules(name: str, settings: PrepareDataSettings, *, may_repeat: bool) -> Rul
         near_duplicates=data.filters.near_duplicates if is_train else None,
         keeps_traces=not _is_suite(name),
         history=history_of(environment),
-        requires_replay=is_train and data.replay_traces == "reject",
         requires_gold=settings.grading if is_train and is_answered else None,
     )
 

@@ -39,7 +39,6 @@ from luffy.data.synthesis_card import SynthesisCard
 from luffy.data.templates import load_tokenizer, prompt_lengths, render_prompts, with_opened_thinking
 from luffy.data.tokenizer import adapt_tokenizer
 from luffy.environments.registry import instructions_by_source
-from luffy.environments.trace_replay import EnvironmentReplayer
 from luffy.errors import ConfigError, DataError
 from luffy.files import write_atomic
 from luffy.http_client import missing_key
@@ -128,10 +127,8 @@ def _opened_work(settings: SynthesizeSettings, context: StageContext) -> Iterato
     data, config, out = context.inputs["data"], settings.synthesize, context.out
     tokenizer = load_tokenizer(data / "tokenizer")
     environment = settings.environment
-    rejects = settings.data.replay_traces == "reject"
-    rules = Rules(None, settings.data.max_trace_tokens, history=history_of(environment), requires_replay=rejects)
-    replayer = EnvironmentReplayer(environment) if environment is not None and rejects else None
-    row_filter = RowFilter(tokenizer, rules, _benchmarks(settings.data, data, settings.seed), replayer)
+    rules = Rules(None, settings.data.max_trace_tokens, history=history_of(environment))
+    row_filter = RowFilter(tokenizer, rules, _benchmarks(settings.data, data, settings.seed))
     ledger = Ledger({name: teacher.price for name, teacher in config.teachers.items()}, config.budget)
     with (
         open_graders(settings.grading, context) as (grader, judges),

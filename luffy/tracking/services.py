@@ -1,4 +1,4 @@
-"""Services that show runs besides the files: Weights & Biases, TensorBoard, MLflow, each behind three methods.
+"""Services that show runs besides the files: Weights & Biases and TensorBoard, each behind three methods.
 
 Each works in a thread of its own, so that one that hangs, or that no network reaches, costs no training step; one that
 fails is off for the rest of the run, with one warning. None gets a key from the configuration: they read their own
@@ -11,8 +11,7 @@ import netrc
 import os
 import re
 import threading
-import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, astuple, dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -36,11 +35,6 @@ _FINISH_TIMEOUT_S = 60.0
 _MOST_WAITING = 10_000
 """Calls that a service may be behind."""
 _MAX_ID_LENGTH = 64
-_TAGS = "luffy"
-"""Begins the names of a run's tags in MLflow."""
-_MAX_PARAMS = 100
-"""Parameters that MLflow takes at once."""
-_MAX_PARAM = 500
 _KEY_VARIABLES = ("WANDB_API_KEY", "WANDB_IDENTITY_TOKEN_FILE")
 
 
@@ -140,8 +134,6 @@ def open_services(run: TrackedRun, tracking: TrackingConfig) -> list[ServiceThre
         found.append(("wandb", partial(WandbService, run, tracking)))
     if tracking.tensorboard is not None:
         found.append(("tensorboard", partial(TensorBoardService, run, tracking.tensorboard)))
-    if tracking.mlflow is not None:
-        found.append(("mlflow", partial(MlflowService, run, tracking.mlflow)))
     return [ServiceThread(name, start) for name, start in found]
 
 
@@ -230,46 +222,6 @@ class TensorBoardService:
         self._writer.close()
 
 
-class MlflowService:
-    """One MLflow run per stage in the experiment's name; a restart finds it again by the tag `luffy.key`."""
-
-    def __init__(self, run: TrackedRun, uri: str) -> None:
-        quick = {"DISABLE_TELEMETRY": "true", "HTTP_REQUEST_TIMEOUT": "20", "HTTP_REQUEST_MAX_RETRIES": "2"}
-        for name, value in quick.items():
-            os.environ.setdefault(f"MLFLOW_{name}", value)
-        from mlflow.entities import Param
-        from mlflow.tracking import MlflowClient
-
-        self._client = MlflowClient(tracking_uri=uri)
-        title = run.labels.get("experiment") or "luffy"
-        known = self._client.get_experiment_by_name(title)
-        place = known.experiment_id if known is not None else self._client.create_experiment(title)
-        earlier = self._client.search_runs([place], f"tags.`{_TAGS}.key` = '{run.id}'", max_results=1)
-        tags = {f"{_TAGS}.{label}": value for label, value in run.labels.items()}
-        tags |= {f"{_TAGS}.key": run.id, "mlflow.note.content": run.notes()}
-        tags |= {f"{_TAGS}.tags": " ".join(run.words)} if run.words else {}
-        made = earlier[0] if earlier else self._client.create_run(place, run_name=run.name, tags=tags)
-        self._id = made.info.run_id
-        if earlier:
-            self._client.update_run(self._id, status="RUNNING")
-        else:
-            params = [Param(name, str(value)[:_MAX_PARAM]) for name, value in _flat(run.config)]
-            for first in range(0, len(params), _MAX_PARAMS):
-                self._client.log_batch(self._id, params=params[first : first + _MAX_PARAMS])
-
-    def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        from mlflow.entities import Metric
-
-        now = time.time_ns() // 1_000_000
-        self._client.log_batch(self._id, [Metric(name, value, now, step) for name, value in metrics.items()])
-
-    def samples(self, step: int, rows: "Sequence[SampleRollout]") -> None:
-        self._client.log_dict(self._id, {"samples": [asdict(row) for row in rows]}, f"samples/step_{step:06d}.json")
-
-    def close(self, *, failed: bool) -> None:
-        self._client.set_terminated(self._id, "FAILED" if failed else "FINISHED")
-
-
 def wandb_mode(tracking: TrackingConfig) -> Literal["offline", "online"]:
     """Online only where wandb finds an API key; without one it would prompt on the terminal."""
     if tracking.wandb == "offline":
@@ -290,14 +242,6 @@ def wandb_mode(tracking: TrackingConfig) -> Literal["offline", "online"]:
 
 def _fenced(value: object) -> str:
     return f"```\n{json.dumps(value, indent=1, ensure_ascii=False, default=str)}\n```"
-
-
-def _flat(values: Mapping[str, object], above: str = "") -> Iterator[tuple[str, object]]:
-    for name, value in values.items():
-        if isinstance(value, Mapping):
-            yield from _flat(value, f"{above}{name}.")
-        else:
-            yield re.sub(r"[^\w./ -]", "_", f"{above}{name}"), value
 
 
 def _reference(run: TrackedRun) -> "wandb.Artifact":

@@ -27,7 +27,6 @@ KEYS = {
     "JUDGE_KEY": "sk-canary-judge-0f6c13",
     "SERVED_KEY": "sk-canary-served-e47a90",
     "WANDB_API_KEY": "ca9a27" * 6 + "cafe",
-    "MLFLOW_TRACKING_PASSWORD": "canary-mlflow-3d90be",
 }
 TOKEN = base64.b64encode(KEYS["PREFECT_SERVER_API_AUTH_STRING"].encode()).decode()
 CANARIES = [PASSWORD, TOKEN, WRONG, *list(KEYS.values())[1:]]
@@ -139,8 +138,7 @@ def overrides_with(teacher, judge):
 def test_no_key_is_in_a_file_a_database_an_answer_a_notebook_an_export_or_a_process_list(served, endpoints):
     teacher, judge, model = endpoints
     place = served.workspace
-    trackers = [f"tracking.tensorboard={place}/events", f"tracking.mlflow=sqlite:///{place}/runs.db"]
-    asked = {"overrides": [*overrides_with(teacher, judge), *trackers]}
+    asked = {"overrides": [*overrides_with(teacher, judge), f"tracking.tensorboard={place}/events"]}
     at_model = ["--model", "api:org/x", "--url", f"{model.url}/v1"]
     its_key = "execution.server={api_key_variable: SERVED_KEY, max_retries: 0}"
     with watched() as commands:
@@ -152,7 +150,7 @@ def test_no_key_is_in_a_file_a_database_an_answer_a_notebook_an_export_or_a_proc
     assert (place / "exported/README.md").is_file(), exported.stdout
     assert done.returncode == 0, done.stdout + done.stderr
     assert teacher.asked and judge.asked and list(served.workspace.rglob("*.wandb"))
-    assert list(place.glob("events/*/events.out.tfevents.*")) and (place / "runs.db").is_file()
+    assert list(place.glob("events/*/events.out.tfevents.*"))
     assert refused.returncode != 0 and len(model.asked) > BEFORE_IT_REFUSES
     assert "status 401: Incorrect API key: ***" in refused.stderr, refused.stdout + refused.stderr
     printed = "".join((done.stdout, done.stderr, refused.stdout, refused.stderr, exported.stdout, *served.said))

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 from support.refusals import refused
-from support.sandboxed import PATIENT, limits, processes_below, require_bubblewrap
+from support.sandboxed import limits, processes_below, require_bubblewrap
 from synthetic.hostile_programs import PROGRAMS, TIME
 
 from luffy.config.execution import ExecutionConfig
@@ -140,8 +140,3 @@ def test_a_pool_without_a_working_sandbox_is_refused_at_its_start(tmp_path, monk
     monkeypatch.setenv("PATH", str(tmp_path))
     with refused("needs the program bwrap"):
         GraderPool.configured(EXECUTION, GradingConfig(kind=CodeGrader()), tmp_path / "judge")
-    unsafe = GradingConfig(
-        kind=CodeGrader(sandbox=SandboxConfig(kind="unsafe_local", unsafe_local=True, limits=PATIENT))
-    )
-    with GraderPool.configured(EXECUTION, unsafe, tmp_path / "judge") as pool:
-        assert pool.grade_one(f"```\n{PASSING[0][1]}\n```", SUM).outcome is Outcome.CORRECT

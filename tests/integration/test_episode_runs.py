@@ -16,6 +16,7 @@ from support.installed import needs_vllm
 from support.kills import left_at, within_checkpoint
 from support.methods import run_rl
 from support.patience import wait_until
+from support.sandboxed import require_bubblewrap
 from support.stages import CONFIGS, assert_same_result, execute, only, opened, run_stage, upstream_of
 from transformers import PreTrainedTokenizerBase, Qwen2Config, Qwen2ForCausalLM
 
@@ -52,8 +53,7 @@ GAME = [
     "validation: {every: 3, suites: [games]}}",
     "evaluation={max_response_tokens: 64, decodings: {greedy: {temperature: 0.0}}}",
     "environment={kind: custom, factory: 'dying_game:DyingGame', limits: {max_turns: 3, max_turn_tokens: 8}, "
-    "scoring: {group_measures: {shortest: 'luffy.environments.relative:shortest_correct'}, "
-    "weights: {answer: 1.0, shortest: 0.5}}}",
+    "scoring: {weights: {answer: 1.0, turns: -0.125}}}",
     "execution={num_threads: 1, retries: 0, checkpoint: {rl_every: 1}}",
     "tracking.samples_every=1",
 ]
@@ -77,7 +77,7 @@ def rows_of(stage: Path) -> list[dict]:
 
 
 def test_groups_hold_rollouts_and_demonstrations_of_many_turns(finished):
-    """The shortest right episodes of a group are rewarded more; demonstrations are members like rollouts."""
+    """Turns cost reward, those of a demonstration like those of a rollout."""
     rows = rows_of(only(finished, "rl"))
     guided = [row for row in rows if Source.OFF_POLICY in row["source"]]
     assert len(rows) == 3 * 4 * 8 and len(guided) == 3 * 4
@@ -86,17 +86,14 @@ def test_groups_hold_rollouts_and_demonstrations_of_many_turns(finished):
         assert row["source"][-1] != Source.ENVIRONMENT
         versions = dict(zip(row["source"], row["weight_version"], strict=True))
         assert versions.get(Source.ENVIRONMENT, -1) == -1
-        assert Source.OFF_POLICY in row["source"] or 1 <= dict(row["measures"])["turns"] <= 3
-        assert row["reward"] == (row["outcome"] == "correct") + 0.5 * dict(row["measures"])["shortest"]
-    for group in (rows[place : place + 8] for place in range(0, len(rows), 8)):
-        best = [dict(row["measures"])["shortest"] for row in group]
-        assert bool(sum(best)) == any(row["outcome"] == "correct" for row in group)
+        turns = dict(row["measures"])["turns"]
+        assert 1 <= turns <= 3 and row["reward"] == (row["outcome"] == "correct") - 0.125 * turns
 
 
 def test_metrics_and_samples_tell_of_the_episodes(finished):
     stage = only(finished, "rl")
     metrics = training_rows(read_metrics(stage / METRICS_FILE))
-    assert all(1 <= row["rollout/turns_mean"] <= 3 and "rollout/shortest_mean" in row for row in metrics)
+    assert all(1 <= row["rollout/turns_mean"] <= 3 for row in metrics)
     written = [sum(who != Source.ENVIRONMENT for who in row["source"]) for row in rows_of(stage)]
     learned = [row["batch/response_tokens"] for row in metrics]
     assert learned == [sum(written[step * 32 : step * 32 + 32]) for step in range(3)]
@@ -129,6 +126,7 @@ def test_difficulty_measures_episodes(finished):
 
 @pytest.mark.slow
 def test_a_kill_in_the_middle_of_an_episode_a_tool_call_and_its_code_costs_no_bit(finished, tmp_path, monkeypatch):
+    require_bubblewrap()
     workspace, die_at = tmp_path / "workspace", tmp_path / "die_at"
     shutil.copytree(finished.parent, workspace, symlinks=True)
     shutil.rmtree(workspace / "stages" / "rl")
@@ -141,7 +139,7 @@ def test_a_kill_in_the_middle_of_an_episode_a_tool_call_and_its_code_costs_no_bi
         run.execute("rl", StageObserver())
     assert not die_at.exists()
     children = [line.split() for line in Path(f"{die_at}.children").read_text().splitlines()]
-    assert children  # the interpreter of the tool's code, with bubblewrap around it where that is installed
+    assert children  # the interpreter of the tool's code, with bubblewrap around it
     wait_until(lambda: not any(_is_alive(int(pid), float(started)) for pid, started in children))
     assert [path.name for path in (workspace / "stages/rl").glob("*/journal/*.parquet")] == ["step_000001.parquet"]
     run.execute("rl", StageObserver())

@@ -2,7 +2,6 @@
 
 import asyncio
 import gc
-import logging
 import os
 import resource
 import sys
@@ -13,7 +12,7 @@ from typing import NamedTuple
 
 import psutil
 import pytest
-from support.patience import PATIENCE_S, ran, wait_until, wait_until_ended
+from support.patience import PATIENCE_S, ran, wait_until
 from support.refusals import refused
 from support.sandboxed import PATIENT, in_session, limits, require_bubblewrap, run_calls, run_code
 
@@ -23,7 +22,6 @@ from luffy.sandbox import ExecutionResult, PythonSession, open_sandbox
 
 ROOT = Path(__file__).parents[2]
 ENDLESS = "n = 0\nwhile True:\n    n += 1"
-UNSAFE = SandboxConfig(kind="unsafe_local", unsafe_local=True, packages=("numpy",), limits=PATIENT)
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -405,40 +403,3 @@ def test_threads_are_counted_for_an_ordinary_user_and_refused_for_the_superuser(
     result = ran([program, "-c", ORDINARY], cwd="/", env=env, user=12345, group=12345, extra_groups=[])
     not_permitted = "PermissionError: [Errno 1] Operation not permitted"
     assert result.stdout.splitlines() == ["42", "4", not_permitted, "(65534, [])", "12345"], result.stderr
-
-
-# Without a sandbox
-
-
-def test_an_unsafe_session_warns_and_keeps_limits_environment_and_folders(caplog, monkeypatch):
-    monkeypatch.setenv("CANARY_API_KEY", "canary")
-    codes = [
-        "x = 6 * 7\nx",
-        "1 / 0",
-        "import numpy\nint(numpy.ones(3).sum())",
-        "import os\nopen('file', 'w').close()\nprint(os.getcwd())\nprint('CANARY_API_KEY' in os.environ)",
-        "while True:\n    n = 1",
-        "while True:\n    print('y' * 100)",
-        "bytearray(10 ** 12)",
-        "import os\nos._exit(3)",
-    ]
-    with caplog.at_level(logging.WARNING):
-        results = run_calls(*codes, within=limits(call_cpu_s=3.0), config=UNSAFE)
-    assert "runs the model's code with all rights of this user" in caplog.text
-    assert [result.status for result in results] == [
-        *("ok", "raised", "ok", "ok", "timed_out", "output_limit", "out_of_memory", "killed")
-    ]
-    assert (results[0].output, results[2].output) == ("42\n", "3\n")
-    folder, is_seen = results[3].output.splitlines()
-    assert is_seen == "False" and not Path(folder).parent.exists()
-    assert "the interpreter ended with exit code 3" in results[-1].output
-
-
-def test_closing_an_unsafe_session_kills_what_its_code_has_started(started_here):
-    async def use(session: PythonSession) -> list[psutil.Process]:
-        await session.run("import subprocess\nchild = subprocess.Popen(['sleep', '100000'])")
-        return started_here()
-
-    below = in_session(use, config=UNSAFE)
-    assert len(below) == 2
-    wait_until_ended(below)

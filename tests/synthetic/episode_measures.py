@@ -51,21 +51,3 @@ def says_nothing(task):
 
 def wants_a_parser(parser):
     return 1.0
-
-
-def rank(completions, rewards):
-    assert len(rewards) == len(completions)
-    return list(range(len(completions)))
-
-
-async def best_of(prompt, counts, correct, answer):
-    assert prompt[-1]["role"] == "user"
-    return [float(right and found["turns"] == 2) for found, right in zip(counts, correct, strict=True)]
-
-
-def breaks_for_groups(counts):
-    raise ValueError("no measure today")
-
-
-def forgets_one(counts):
-    return [1.0] * (len(counts) - 1)

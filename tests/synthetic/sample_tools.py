@@ -224,9 +224,4 @@ def in_steps(number: int):  # type: ignore[no-untyped-def]
     yield number
 
 
-def text_or_number(value: str | int) -> str:
-    """Takes either."""
-    return str(value)
-
-
 NUMBER = 3

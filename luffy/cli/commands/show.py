@@ -13,15 +13,13 @@ from luffy.errors import EXIT_OK, ConfigError
 from luffy.pipeline.manifest import read_manifest
 from luffy.pipeline.records import RunRecord, find_run, read_run
 from luffy.pipeline.workspace import find_workspace
-from luffy.tracking.wandb_history import WANDB_PREFIX, read_wandb
 
 
 def show(
     run: Annotated[
         str | None,
         Argument(
-            help="a run's name or directory, an experiment's name for its newest run, or wandb:ENTITY/PROJECT/RUN "
-            "[list all runs and results]",
+            help="a run's name or directory, or an experiment's name for its newest run [list all runs and results]",
             show_default=False,
         ),
     ] = None,
@@ -70,11 +68,6 @@ def show(
         return EXIT_OK
     if tag:
         raise ConfigError(f"--tag lists runs: leave out {run}")
-    if run.startswith(WANDB_PREFIX):
-        if any(value is not None for value in (samples, stage, reward, prompt)):
-            raise ConfigError(f"{run}: a run in wandb has metrics and curves alone: give --all or --svg")
-        run_view.show_remote(read_wandb(run), svg, everything=everything)
-        return EXIT_OK
     if prompt is not None and samples is not None:
         raise ConfigError("--prompt and --samples show different things: give one of them")
     if samples is None and any(value is not None for value in (reward, stage)):

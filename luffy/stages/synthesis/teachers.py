@@ -251,11 +251,20 @@ class _PaidEpisode:
         return live
 
 
+_FIELDS_THAT_ARE_GONE = (
+    ('"sandbox":{"kind":"bubblewrap",', '"sandbox":{"kind":"bubblewrap","unsafe_local":false,'),
+    (',"weights":{', ',"group_measures":{},"weights":{'),
+)
+"""Answers have been paid for under keys that have these fields, and are not to be paid for again."""
+
+
 def episode_key(first_turn: str, prompt: Prompt, environment: EnvironmentConfig | None) -> str:
     """Hash of everything that an episode depends on: `first_turn` is the key of its first request."""
     played = ""
     if environment is not None:
         played = environment.model_dump_json(context=FOR_IDENTITY)
+        for written, as_it_was in _FIELDS_THAT_ARE_GONE:
+            played = played.replace(written, as_it_was)
     problem = [prompt.uid, prompt.ground_truth, prompt.grader, prompt.extra_info]
     asked = json.dumps([first_turn, problem, played], sort_keys=True, default=str)
     return hashlib.sha256(asked.encode()).hexdigest()

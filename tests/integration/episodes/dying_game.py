@@ -11,7 +11,6 @@ import psutil
 from luffy.config.sandbox import SandboxConfig
 from luffy.environments.guess_number import GuessingGame
 from luffy.environments.tools import ToolRunner
-from luffy.errors import UserError
 from luffy.sandbox import SandboxOfLoop
 from luffy.types import Message
 
@@ -51,10 +50,7 @@ async def _call_a_tool() -> None:
 
 
 async def _endless(running: asyncio.Event) -> None:
-    try:
-        session = await SandboxOfLoop(SandboxConfig()).open_session()
-    except UserError:  # no bubblewrap here
-        session = await SandboxOfLoop(SandboxConfig(kind="unsafe_local", unsafe_local=True)).open_session()
+    session = await SandboxOfLoop(SandboxConfig()).open_session()
     await session.run("import time")
     endless = asyncio.ensure_future(session.run("while True: pass"))
     await asyncio.sleep(0.1)  # until the code has been sent

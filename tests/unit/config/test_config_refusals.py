@@ -11,7 +11,6 @@ from synthetic.settings import SMOKE
 
 from luffy.config import load_experiment
 from luffy.config.derived import EvaluatedModel, evaluated, sweep_of
-from luffy.config.sandbox import SandboxConfig
 from luffy.errors import ConfigError
 
 GAME, TOOLS = (SMOKE.parent / f"{name}.yaml" for name in ("guess_number", "tools"))
@@ -36,8 +35,7 @@ UFT, OPD, GKD, SDPO, SDFT, OPSD = (
 )
 OF_MODEL = "rl.teacher={kind: model, path: some/model}"
 OF_SERVER = ("rl.teacher={kind: served, name: org/big}", "execution.rl_teacher.urls=[http://127.0.0.1:9]")
-RANK = "environment.scoring.group_measures={rank: 'synthetic.episode_measures:rank'}"
-WORDS = "environment.scoring.measures={rank: 'synthetic.episode_measures:words'}"
+OF_GROUPS = "environment.scoring.group_measures={shortest: 'luffy.environments.relative:shortest_correct'}"
 BRANCHING = "environment.limits.history=branching"
 AS_ONE = "needs an episode as one sequence"
 URL = "http://one:8000/v1"
@@ -174,10 +172,8 @@ REFUSED = {
         ("data.train: missing .. rl", NO_TRAINING, f"{STAGES}rl]"),
     ]),
     "environment": (GAME, [
-        ("group_measures.rank .. stage rl", RANK, SFT),
-        ("off_policy_when_accuracy_at_most", RANK, "objective.group.off_policy_when_accuracy_at_most=0.2"),
-        ("kind: measure .. rank .. environment.scoring.weights", RANK, "grading.kind={kind: measure, name: rank}"),
-        ("rank is one of measures", RANK, WORDS),
+        ("tracking.mlflow: is gone .. tensorboard", "tracking.mlflow='sqlite:///runs.db'"),
+        ("scoring.group_measures: is gone .. relative:shortest_correct .. weights", OF_GROUPS),
         ("difficulty.stop .. environment", "difficulty={stop: [ab]}"),
         ("rl.stop .. environment", "rl.stop=[ab]"),
         ("sample.stop .. environment", ITERATED, "method=null", "sample.stop=[ab]"),
@@ -189,8 +185,10 @@ REFUSED = {
         (f"rl.correction.level: sequence: {AS_ONE}", BRANCHING, "rl.correction={kind: mask, level: sequence}"),
     ]),
     "sandbox": (TOOLS, [
-        ("unsafe_local .. unsafe_local: true", box("kind: unsafe_local")),
-        ("'bubblewrap' or 'unsafe_local', found 'docker'", box("kind: docker")),
+        ("environment.calls: xml is gone .. hermes", "environment.calls=xml"),
+        ("kind: unsafe_local is gone .. bubblewrap", box("kind: unsafe_local")),
+        ("sandbox.unsafe_local: is gone .. bubblewrap", box("unsafe_local: true")),
+        ("'bubblewrap', found 'docker'", box("kind: docker")),
         ("environment.sandbox.packages.0", box("packages: [../numpy]")),
         ("environment.sandbox.timeout: unknown key", box("timeout: 5")),
         ("call_cpu_s .. session_cpu_s", box("limits: {call_cpu_s: 121.0}")),
@@ -351,8 +349,3 @@ def test_a_model_to_evaluate_that_does_not_fit_is_one_line(model: str | None, fi
 def test_a_sweep_that_cannot_be_is_one_line(overrides: list[str], steps: tuple[int, ...], named: str) -> None:
     with refused(*named.split(" .. "), error=ConfigError):
         sweep_of(load_experiment(SMOKE, overrides), steps)
-
-
-def test_isolation_is_given_up_only_in_so_many_words() -> None:
-    assert SandboxConfig().kind == "bubblewrap"
-    assert SandboxConfig(kind="unsafe_local", unsafe_local=True).kind == "unsafe_local"

@@ -97,7 +97,6 @@ LOADED = {  # files, of which the first is loaded; overrides; and what they come
         {"data.suites.longer": ABSENT, "data.suites.mine.path": "x", "rl.optimizer.betas": (0.9, 0.999)},
     ),
     "kinds replace": (child("data: {train: {kind: file, path: x.jsonl}}\n"), [], {"data.train.path": "x.jsonl"}),
-    "off without quotes is a setting": (child("data: {replay_traces: off}\n"), [], {"data.replay_traces": "off"}),
     "a method from the folder of the file that names it": (
         {"mine/child.yaml": "extends: smoke\nmethod: own.yaml\n", "mine/own.yaml": GROUPS_OF_4}, [],
         {"objective.group.size": 4},
@@ -232,7 +231,7 @@ ON_THE_COMMAND_LINE = {
     "data.train={kind: fil}": "data.train.kind: unknown kind 'fil' .. 'file' .. arithmetic",
     "data.suites.x.path=a": "data.suites.x.kind: is missing",
     "data.suites.longr=null": "data.suites.longr: must be a mapping, found null",
-    "data.replay_traces=on": "'off', 'keep' or 'reject', found true",
+    "data.replay_traces=keep": "data.replay_traces: is gone .. remove it",
     "data.train.num_operations.9=1": "no element '9' .. 0, 1",
     "data.train.num_operations.0.x=1": "data.train.num_operations.0 is 2",
     "model.architecture.num_heads=3": "multiple of 2 x num_heads",

@@ -1,6 +1,6 @@
-"""Conversations are append-only: nothing is tokenised twice, no content forges the marks of a role, and cut
-messages are recognised."""
+"""Conversations are append-only: nothing is tokenised twice, and no content forges the marks of a role."""
 
+import re
 import unicodedata
 
 import pytest
@@ -10,7 +10,7 @@ from support.refusals import refused
 from transformers import PreTrainedTokenizerBase
 
 from luffy.config.shipped import template_file
-from luffy.data.conversations import ConversationEncoder, cut, encode_demonstrations, is_cut_from
+from luffy.data.conversations import ConversationEncoder, encode_demonstrations
 from luffy.data.templates import PLAIN_TEMPLATE, decode, encode_traces, render_prompts, stop_token_ids
 from luffy.data.tokenizer import build_tokenizer
 from luffy.errors import DataError
@@ -172,7 +172,8 @@ def test_a_long_observation_is_cut_in_the_middle() -> None:
     encoder = ConversationEncoder(tokenizer)
     shown = encoder.within(Message("user", text), 60)
     assert shown.content.startswith("0 1 2") and shown.content.endswith("498 499") and shown.role == "user"
-    assert is_cut_from(shown.content, text) and len(encoder.between([shown])) < 100
+    start, end = re.split(r" \.\.\. \[\d+ tokens left out\] \.\.\. ", shown.content)
+    assert text.startswith(start) and text.endswith(end) and len(encoder.between([shown])) < 100
     assert encoder.within(Message("user", "7"), 60) == Message("user", "7")
 
 
@@ -195,27 +196,3 @@ def test_a_prompt_and_its_turns_are_the_whole_conversation() -> None:
     (whole,) = render_prompts(tokenizer, [[USER, Message("assistant", "3 + 4"), Message("user", "7")]])
     assert ids == whole
     assert conversations.is_stopped([*ids, *stop_token_ids(tokenizer)])
-
-
-@given(st.text(), st.text(), st.text())
-def test_a_message_that_was_cut_is_recognised(start: str, middle: str, end: str) -> None:
-    assert is_cut_from(cut(start, len(middle), "characters", end), start + middle + end)
-
-
-LOG = "log: " + cut("a", 1, "tokens", "b") + " and much more"
-
-
-@pytest.mark.parametrize(
-    ("shown", "whole", "is_cut"),
-    [
-        # A character broken at the cut, and changed white space.
-        (cut("a  é\ufffd", 3, "tokens", "\ufffd b\nc"), "a é€€€ b c", True),
-        (cut("e\u0301", 3, "tokens", "\n\n").strip(), "éabc\n\n", True),
-        # A message that shows such a mark itself.
-        (cut(LOG[:30], 2, "characters", LOG[32:]), LOG, True),
-        *((cut("ab", 1, "tokens", "cd"), whole, False) for whole in ("ab", "abxcd?", "?abxcd", "abd", "")),
-        ("abcd", "abcd", False),  # without a mark it is cut from nothing
-    ],
-)
-def test_a_message_is_told_from_what_it_was_not_cut_from(shown: str, whole: str, is_cut: bool) -> None:
-    assert is_cut_from(shown, whole) is is_cut

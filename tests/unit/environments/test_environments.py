@@ -37,7 +37,6 @@ from luffy.environments.registry import (
     open_environment,
     open_scored,
 )
-from luffy.environments.relative import shortest_correct
 from luffy.environments.rubric import EpisodeScorer, EpisodeView, NoVerdict
 from luffy.errors import DataError, LostError
 from luffy.grading.judge import Judges
@@ -157,8 +156,8 @@ def tools(*names, **settings):
 
 
 def test_instructions_of_tools_are_those_of_the_format_unless_they_are_not_to_be_described():
-    texts = {instructions_of(tools("calculator", calls=calls)) for calls in ("hermes", "llama3", "xml")}
-    assert len(texts) == 3 and all("calculator" in text for text in texts)
+    texts = {instructions_of(tools("calculator", calls=calls)) for calls in ("hermes", "llama3")}
+    assert len(texts) == 2 and all("calculator" in text for text in texts)
     assert instructions_of(tools("calculator", describe=False)) == ""
 
 
@@ -338,12 +337,6 @@ def test_no_more_than_sixteen_measures_run_at_once():
     assert asyncio.run(measure_all()) == [{"met": 16.0}] * 32
 
 
-def test_the_shortest_correct_episodes_of_a_group():
-    said = [[{"role": "assistant", "content": text}, {"role": "user", "content": "x" * 9}] for text in ("ab", "a", "b")]
-    for correct, found in (([1, 0, 1], [0, 0, 1]), ([0, 1, 1], [0, 1, 1]), ([0, 0, 0], [0, 0, 0])):
-        assert shortest_correct(said, list(map(bool, correct))) == found
-
-
 def judged(url, **settings):
     judge = JudgeGrader(url=url, model="j", retries=0)
     return JudgeMeasure(kind="judge", rubric="Is it polite?", judge=judge, **settings)
@@ -410,7 +403,6 @@ def guessing(weights=None, **measures):
         (custom("FailsToCount", limit=2), f"{AT_ONCE}TypeError"),
         (custom("CountTo"), f"{NO_OPTIONS}: 'limit'"),
         (custom("CountTo", limits=3), NO_OPTIONS),
-        (tools("synthetic.sample_tools:text_or_number", calls="xml"), "calls: xml cannot tell apart"),
         (tools("synthetic.sample_tools:with_stale_docs"), "describes `numbre`"),
         (mixture(weights={"tool_errors": -0.1}), "nothing measures tool_errors"),
         (guessing({"lenght": 1.0}, length="words"), "nothing measures lenght; there are answer, found, "),
@@ -422,9 +414,3 @@ def guessing(weights=None, **measures):
 def test_an_environment_that_cannot_be_played_or_scored_is_refused(environment, words):
     with refused(f"environment.factory: {OWN}:" if environment.kind == "custom" else "", words):
         open_scored(environment)
-
-
-def test_a_group_measure_is_refused_where_it_asks_for_what_an_episode_has():
-    scoring = EpisodeScoring(group_measures={"length": "synthetic.episode_measures:words"})
-    with refused("asks for completion; a measure may take prompt, completions, answer"):
-        EpisodeScorer(scoring, ())

@@ -22,11 +22,9 @@ from luffy.data.conversations import ConversationEncoder
 from luffy.data.sources import open_source
 from luffy.data.templates import encode_traces, stop_token_ids
 from luffy.data.tokenizer import build_tokenizer
-from luffy.environments.call_formats import ToolCall, XmlCalls
 from luffy.environments.episodes import EpisodePlayer
 from luffy.environments.live_episode import EpisodeStart
 from luffy.environments.registry import (
-    hosted_tools,
     instructions_of,
     open_environment,
     open_scored,
@@ -36,7 +34,7 @@ from luffy.errors import ClusterError
 from luffy.grading.judge import Judges
 from luffy.grading.kinds import steps
 from luffy.grading.request import GradeRequest, Problem, problem_of
-from luffy.hosted.verifiers_process import HostedDescription, shared_process
+from luffy.hosted.verifiers_process import shared_process
 from luffy.rollout.engine import Completion, SamplingParams
 from luffy.rollout.text_endpoint import TextEndpoint
 from luffy.stages.answers.paid import PaidEndpoint
@@ -217,14 +215,6 @@ def test_tools_are_described_called_and_answered_in_the_policys_format_and_score
     assert answers[2] is None
     assert scores == {"reward": 1.0, "is_right": 1.0, "num_calls": 2.0}
     assert played("sums", ["2"]) == ({"reward": 1.1, "is_right": 1.0, "length": 1.0}, [None])
-
-
-def test_a_parameter_may_list_its_types():
-    parameters = {"properties": {"query": {"type": ["string", "null"]}}}
-    search = {"type": "function", "function": {"name": "search", "parameters": parameters}}
-    tools = hosted_tools(HostedDescription("0.4.0", "Env", [search], [], {}), "xml")
-    found = XmlCalls().parse("<search><query>cities</query></search>", tools)
-    assert found == [ToolCall("search", {"query": "cities"})]
 
 
 def test_a_prompt_of_another_source_is_refused():

@@ -149,7 +149,7 @@ print(mlflow.__name__)
 """
 
 
-def test_deepspeed_loads_no_mlflow_and_its_thread_and_tracking_can_load_it_afterwards():
+def test_deepspeed_loads_no_mlflow_and_its_thread_and_others_can_load_it_afterwards():
     pytest.importorskip("mlflow", reason="needs the package mlflow")
     done = ran([sys.executable, "-c", WITH_DEEPSPEED], env={**os.environ, "OMP_NUM_THREADS": "1"})
     assert done.stdout.splitlines()[-2:] == ["False False 1", "mlflow"]

@@ -4,6 +4,7 @@ import json
 import shutil
 import subprocess
 import sys
+from contextlib import nullcontext
 
 import pytest
 from support.refusals import refused
@@ -58,6 +59,35 @@ def test_the_job_of_a_finished_stage_is_read_with_what_an_earlier_version_took(o
         read_job(tmp_path / "config.yaml")
     (tmp_path / "manifest.json").touch()
     assert read_job(tmp_path / "config.yaml") == job
+
+
+@pytest.mark.parametrize(
+    ("line", "earlier", "complaint"),
+    [
+        ("kind: bubblewrap", "kind: bubblewrap\n      unsafe_local: false", ""),
+        ("kind: bubblewrap", "kind: bubblewrap\n      unsafe_local: true", "unsafe_local: is gone"),
+        ("kind: bubblewrap", "kind: unsafe_local", "unsafe_local is gone"),
+        ("calls: hermes", "calls: xml", "xml is gone"),
+        ("    scoring:", "    scoring:\n      group_measures: {}", ""),
+        ("    scoring:", "    scoring:\n      group_measures: {a: 'b:c'}", "group_measures: is gone"),
+        ("  tensorboard: null", "  tensorboard: null\n  mlflow: null", ""),
+        ("    remove_system: false", "    replay_traces: 'off'\n    remove_system: false", ""),
+        ("    remove_system: false", "    replay_traces: keep\n    remove_system: false", "replay_traces: is gone"),
+    ],
+)
+def test_a_job_of_an_earlier_version_is_read_unless_its_stage_would_run_without_what_is_gone(
+    opened, tmp_path, line, earlier, complaint
+):
+    experiment, file = opened("environment={kind: tools, tools: [calculator]}"), tmp_path / "config.yaml"
+    for job in map(experiment.job, experiment.plan()):
+        write_job(file, job)
+        if (text := file.read_text()).count(line) == 1:
+            break
+    file.write_text(text.replace(line, earlier))
+    with refused(complaint, error=ConfigError) if complaint else nullcontext():
+        assert read_job(file) == job
+    (tmp_path / "manifest.json").touch()  # of a finished stage
+    assert read_job(file) == job
 
 
 @pytest.mark.parametrize(

@@ -23,9 +23,9 @@ from luffy.environments.episodes import EpisodePlayer
 from luffy.environments.rubric import EpisodeScorer
 from luffy.errors import EnvironmentFault, LostError
 from luffy.grading.pool import GraderPool
-from luffy.grading.request import Grade, Problem
+from luffy.grading.request import Problem
 from luffy.rl.groups import GroupCollector, kept_groups, needs_more, sample_rollouts
-from luffy.rl.rows import Demonstration, RolloutTask, Row, RowSampler, with_group_measures
+from luffy.rl.rows import Demonstration, RolloutTask, Row, RowSampler
 from luffy.rollout.engine import Completion, RolloutRequest, SamplingParams, StopTexts
 from luffy.training.batching import one_shard, row_advantages
 from luffy.types import FinishReason, Group, Hint, Message, Outcome, Source, Trajectory
@@ -309,8 +309,6 @@ class Endless(Asking):
 SEVEN, EIGHT = r"\boxed{7}", r"\boxed{8}"
 PLAIN, PENALISED = EpisodeScoring(), EpisodeScoring(weights={"answer": 2.0, "turns": -0.25})
 CALLS_COST = EpisodeScoring(weights={"answer": 1.0, "calls": -0.5})
-OF_GROUP = {"rank": "synthetic.episode_measures:rank", "first": "synthetic.episode_measures:best_of"}
-RANKED = EpisodeScoring(group_measures=OF_GROUP, weights={"answer": 1.0, "rank": 0.5, "first": 10.0})
 
 
 @pytest.mark.parametrize(
@@ -323,8 +321,6 @@ RANKED = EpisodeScoring(group_measures=OF_GROUP, weights={"answer": 1.0, "rank":
         # A demonstration is played again to be measured, for its own turns alone.
         (PENALISED, Asking, SEVEN, {}, {}, [1.5] * 4, 0),
         (PENALISED, Endless, EIGHT, {"max_turns": 4}, {"size": 2}, [-1.0, 1.5], 0),
-        # A measure of the group compares rollouts and demonstration.
-        (RANKED, Asking, SEVEN, {}, {}, [11.0, 11.5, 12.0, 12.5], 0),
     ],
 )
 def test_rewards_of_episodes_and_of_a_demonstration(
@@ -358,19 +354,6 @@ def test_the_share_of_failures_is_that_of_all_episodes_of_the_step(group: dict[s
     else:
         with pytest.raises(EnvironmentFault, match="failed in 1 of 8 episodes"):
             crashing({"max_failed_share": 0.12})
-
-
-@pytest.mark.parametrize(("function", "error"), [("breaks_for_groups", "ValueError"), ("forgets_one", "TypeError")])
-def test_a_failing_measure_of_the_group_is_no_silent_zero(function, error, episodes, caplog):
-    scoring = EpisodeScoring(group_measures={"bad": f"synthetic.episode_measures:{function}"})
-    with pytest.raises(EnvironmentFault, match="failed in 4 of 4 episodes"):
-        episodes(scoring)
-    assert error in caplog.text
-    rows = [(Row((5,)), Grade(Outcome.CORRECT, "7"))] * 2
-    (crashed,) = with_group_measures(EpisodeScorer(scoring, ()), [_conversation()], [rows])
-    found = [(row.has_failed, grade.outcome, grade.reward) for row, grade in crashed]
-    assert found == [(True, Outcome.CRASHED, 0.0)] * 2
-    assert error in crashed[0][1].reason
 
 
 # ---- stop texts ----

@@ -1,28 +1,23 @@
-"""wandb, TensorBoard and MLflow: what they show of a run, and that none is ever the reason why it waits or dies."""
+"""wandb and TensorBoard: what they show of a run, and that none is ever the reason why it waits or dies."""
 
 import json
 import logging
-import os
 import struct
 import sys
 import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from pydantic import ValidationError
 from support.patience import PATIENCE_S, ran
-from support.refusals import refused
 
 from luffy.config.execution import TrackingConfig
 from luffy.config.grading import GradingConfig
 from luffy.tracking import services
 from luffy.tracking.services import TrackedRun, wandb_mode
 from luffy.tracking.tracker import SampleRollout, Tracker
-from luffy.tracking.wandb_history import read_wandb
 
 LABELS = {"experiment": "smoke", "method": "luffy", "stage": "rl", "seed": "7", "run": "smoke-1"}
 NAME = "smoke · luffy · rl · seed 7"
@@ -41,7 +36,7 @@ from luffy.config.grading import GradingConfig
 from luffy.tracking.tracker import Path, Tracker
 
 Tracker(Path(sys.argv[1]), "key", {}, TrackingConfig(), GradingConfig()).log(1, {"actor/loss": 1.0})
-sys.exit(str({"wandb", "mlflow", "tensorboard"} & {*sys.modules}))
+sys.exit(str({"wandb", "tensorboard"} & {*sys.modules}))
 """
 
 
@@ -97,7 +92,6 @@ BEHIND, LATE = "it is 4 calls behind", "it has not taken everything after 0.2 s"
 FAULTS = {
     "wandb is missing": (missing("wandb"), OFFLINE, 3, ""),
     "tensorboard is missing": (missing("torch.utils.tensorboard"), {"tensorboard": "events"}, 3, ""),
-    "mlflow is missing": (missing("mlflow"), {"mlflow": "sqlite:///runs.db"}, 3, ""),
     "wandb fails in mid-run": (refusing, OFFLINE, 3, "ConnectionError: no route to host"),
     "the start hangs": (hanging("start"), OFFLINE, 8, BEHIND),
     "a step hangs": (hanging("log"), OFFLINE, 8, BEHIND),
@@ -119,11 +113,6 @@ def test_a_fault_of_a_service_costs_one_warning(
     (warning,) = [record.message for record in caplog.records]
     assert warning.startswith(f"{next(iter(configured))} is off for the rest of this run: ") and why in warning
     assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == num_steps
-
-
-def test_a_password_in_an_address_is_refused() -> None:
-    with pytest.raises(ValidationError, match="MLFLOW_TRACKING_PASSWORD"):
-        TrackingConfig(mlflow="https://me:secret@mlflow.example.org")
 
 
 def test_a_run_is_named_by_its_labels_and_its_notes_lead_to_the_report_and_to_every_stage() -> None:
@@ -160,15 +149,13 @@ def test_online_without_a_key_is_offline_with_a_word_about_it(keyless, monkeypat
 
 
 @pytest.mark.slow
-def test_tensorboard_and_mlflow_show_a_killed_run_as_one(tmp_path, monkeypatch) -> None:
+def test_tensorboard_shows_a_killed_run_as_one(tmp_path, monkeypatch) -> None:
     pytest.importorskip("tensorboard", reason="needs tensorboard")
-    tracking = pytest.importorskip("mlflow.tracking", reason="needs mlflow-skinny")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     monkeypatch.chdir(tmp_path)
-    uri = f"sqlite:///{tmp_path}/runs.db"
     for start, loss in ((0, 0.5), (1, 0.25)):  # the second goes on from the checkpoint of step 1
-        tracker = track(tmp_path, start, tensorboard=str(tmp_path / "events"), mlflow=uri, tags=("paper",), note="try")
+        tracker = track(tmp_path, start, tensorboard=str(tmp_path / "events"), tags=("paper",), note="try")
         for step in range(start + 1, 4):
             tracker.log(step, {"actor/loss": loss})
             tracker.samples(step, [ROLLOUT])
@@ -181,14 +168,6 @@ def test_tensorboard_and_mlflow_show_a_killed_run_as_one(tmp_path, monkeypatch) 
     shown = EventAccumulator(str(folder)).Reload()
     assert [(event.step, event.value) for event in shown.Scalars("actor/loss")] == [(1, 0.5), (2, 0.25), (3, 0.25)]
     assert "samples/0/text_summary" in shown.Tags()["tensors"]
-    client = tracking.MlflowClient(uri)
-    (run,) = client.search_runs([client.get_experiment_by_name("smoke").experiment_id])
-    assert (run.info.run_name, run.info.status) == (NAME, "FINISHED")
-    assert (run.data.tags["luffy.tags"], run.data.tags["mlflow.note.content"]) == ("paper", "try\n")
-    assert run.data.tags["luffy.run"] == "smoke-1" and run.data.params["timeout_s"] == "5.0"
-    last = {metric.step: metric.value for metric in client.get_metric_history(run.info.run_id, "actor/loss")}
-    assert last == {1: 0.5, 2: 0.25, 3: 0.25}
-    assert {file.path for file in client.list_artifacts(run.info.run_id, "samples")} >= {"samples/step_000003.json"}
 
 
 DRIVER = """\
@@ -268,68 +247,3 @@ def test_a_wandb_whose_own_process_dies_costs_one_warning(tmp_path: Path, keyles
     assert done.returncode == 0, done.stderr
     assert done.stderr.count("wandb is off for the rest of this run") == 1
     assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 4
-
-
-# A run read back from wandb's public API, whose HTTP answers are made here: the service itself was never asked.
-
-LINES = [
-    {"_step": 0, "step": 1, "reward/mean": 0.1, "rollout/tokens": 9, "other": "text"},
-    {"_step": 1, "step": 2, "reward/mean": 0.2, "actor/loss": None},
-    {"_step": 2, "step": 2, "samples": {"_type": "table-file"}},
-    {"_step": 3, "step": 2, "reward/mean": 0.75, "perf/step_s": 2},  # again, after a restart
-]
-RUN = {
-    "id": "r", "name": "abc", "displayName": NAME, "state": "finished", "tags": [], "systemMetrics": "{}",
-    "config": json.dumps({"rl": {"value": {"steps": 2}}}), "summaryMetrics": "{}", "historyLineCount": len(LINES),
-    "historyKeys": {"lastStep": len(LINES) - 1, "keys": {}}, "user": {"name": "me", "username": "me"}, "projectId": "1",
-    "createdAt": "2026-01-01T00:00:00", "heartbeatAt": "2026-01-01T00:00:00", "group": "smoke-1", "jobType": "rl",
-    "history": [json.dumps(line) for line in LINES],
-}  # fmt: skip
-VIEWER = {"id": "u", "entity": "team", "username": "me", "email": "", "flags": "{}", "teams": {"edges": []}}
-
-
-class Wandb(BaseHTTPRequestHandler):
-    """Knows one run, in the project team/luffy."""
-
-    def do_POST(self) -> None:
-        asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        named = asked.get("variables") or {}
-        is_known = (named.get("entity"), named.get("project")) == ("team", "luffy") and "abc" in named.values()
-        answer = (
-            {"viewer": VIEWER}
-            if "viewer" in asked.get("query", "")
-            else {"project": {"run": RUN if is_known else None}}
-        )
-        content = json.dumps({"data": answer if self.path == "/graphql" else {}}).encode()
-        self.send_response(200)
-        self.send_header("Content-Length", str(len(content)))
-        self.end_headers()
-        self.wfile.write(content)
-
-    def log_message(self, *_: object) -> None:
-        pass
-
-
-@pytest.mark.slow
-def test_metrics_and_curves_of_a_remote_run_are_shown(tmp_path: Path) -> None:
-    with ThreadingHTTPServer(("127.0.0.1", 0), Wandb) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        place = {"WANDB_BASE_URL": f"http://127.0.0.1:{server.server_port}", "WANDB_API_KEY": "ab" * 20}
-        env = {**os.environ, **place, "HOME": str(tmp_path)}
-        show = [sys.executable, "-m", "luffy", "show"]
-        done = ran([*show, "wandb:team/luffy/abc", "--all", "--svg", tmp_path / "svg"], env=env)
-        missing = ran([*show, "wandb:team/luffy/xyz"], env=env)
-        server.shutdown()
-    assert done.returncode == 0, done.stderr
-    lines = [" ".join(line.split()) for line in done.stdout.splitlines()]
-    assert lines[0] == f"{NAME}: finished, 2 steps" and 'rl {"steps": 2}' in lines
-    assert {"reward/mean 0.75", "rollout/tokens 9", "perf/step_s 2", "actor/loss nan"} <= {*lines}
-    (file,) = (tmp_path / "svg").iterdir()
-    assert "Reward" in file.read_text() and f"written to {file}" in done.stdout
-    assert (missing.returncode, missing.stderr.count("\n")) == (2, 1) and "check name and key" in missing.stderr
-
-
-@pytest.mark.parametrize("text", ["wandb:", "wandb:luffy/abc", "wandb:a//b"])
-def test_another_form_is_refused(text: str) -> None:
-    with refused(text, "wandb:ENTITY/PROJECT/RUN"):
-        read_wandb(text)

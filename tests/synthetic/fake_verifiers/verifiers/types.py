@@ -1,10 +1,10 @@
 """What a model's response is."""
 
 
-class Response:
+class ChatCompletion:
     def __init__(self, message):
         self.message = message
 
     @classmethod
     def model_validate(cls, values):
-        return cls(values["message"])
+        return cls(values["choices"][0]["message"])
