@@ -27,8 +27,10 @@ _TOKEN = re.compile(r"\\boxed\s*+\{|\\[{}]|\\\\(?!boxed)|[{}]")
 
 _ANSWER_OPEN, _ANSWER_CLOSE = "<answer>", "</answer>"
 _CUE = re.compile(r"(?:answer|solution)(?: is|\*{0,2} *:|s are)[ \t:]*(?=\S)", re.IGNORECASE)
-_NUMBER = re.compile(r"(?<![\w.])[+-]?[0-9]++(?:,[0-9]{3})*+(?:\.[0-9]++)?+(?:/[0-9]++)?+%?")
-_WORD = re.compile(r"(?<![A-Za-z\\])[A-Za-z]{2,}")
+_NUMBER = re.compile(r"(?<![A-Za-z0-9_.])[+-]?[0-9]++(?:,[0-9]{3})*+(?:\.[0-9]++)?+(?:/[0-9]++)?+%?")
+_WORD = re.compile(r"(?<![A-Za-z\\])(?!(?:and|or)(?![a-z]))[A-Za-z]{2,}")
+_CHINESE = re.compile("[一-鿿]")
+"""Words without spaces between them."""
 _HASHED = re.compile(r"[ \t]*#### *(?P<answer>[^#\s].*)")
 _COUNTED = re.compile(r"[$€£¥₹]? ?[0-9]+(?:[,./][0-9]+)*%?(?: [a-z]+){1,4}\.?")
 _DOLLAR = re.compile(r"(?<!\\)\$")
@@ -38,6 +40,7 @@ _MIN_ECHO = 8
 """A shorter question or message may occur in a reply by chance."""
 _MAX_PHRASE = 1000
 _WRAPPED = re.compile(r"""\{\s*["']ground_truth["']\s*:.*\}|\[\s*["'].*["']\s*\]""", re.DOTALL)
+_UNCLOSED = re.compile(r"\\{1,2}boxed\s*\{")
 _TEXT_COMMAND = re.compile(r"\\(?:text|textbf|mathrm)\{([^{}]*)\}")
 _NO_ANSWERS = frozenset(
     ("proof", "notfound", "not found", "none", "null", "nan", "inf", "+inf", "-inf", "n/a", "unknown", "", "-", "?")
@@ -115,6 +118,8 @@ def read_reference(text: str) -> str | None:
             break
     if hashed := _HASHED.fullmatch(text.rpartition("\n")[2]):
         text = hashed["answer"]
+    if (opened := _UNCLOSED.match(text)) and last_box(text) is None:
+        text = text[opened.end() :]
     return None if _TEXT_COMMAND.sub(r"\1", text).strip(" $.").casefold() in _NO_ANSWERS else text
 
 
@@ -139,7 +144,7 @@ def plain_answer(reply: str) -> Extracted | None:
     formula = _last_formula(reply)
     if formula:
         return Extracted(formula, "the last formula")
-    if len(reply) <= _MAX_BARE and not _WORD.search(reply) and reply.strip():
+    if len(reply) <= _MAX_BARE and not _WORD.search(reply) and not _CHINESE.search(reply) and reply.strip():
         return Extracted(reply.strip(), "the whole reply")
     numbers = _NUMBER.findall(reply)
     return Extracted(numbers[-1], "the last number") if numbers else None

@@ -13,6 +13,7 @@ are equal if they contain the same numbers, whatever the letter, the shift by a 
 import itertools
 import math
 import re
+from collections.abc import Callable
 from fractions import Fraction
 from itertools import pairwise
 from typing import NamedTuple
@@ -35,6 +36,11 @@ _NOTHING = re.compile(
     r"(?:solutions?|values?|numbers?|integers?|functions?|[a-z])(?: (?:of )?[a-z])?(?: exists?| satisf(?:y|ies))?|"
     r"no solutions? (?:exists?|in (?:real numbers|integers|reals))|"
     r"(?:a )?solutions? (?:does|do) not exist|(?:the )?(?:equation|system) has no (?:real )?solutions?"
+)
+_INFINITELY_MANY = re.compile(
+    r"\+? ?\\infty|infinity|(?:there (?:is|are|exists?) )?(?:an )?infinit(?:e(?:ly many)?|y)(?: (?:number|amount) of)?"
+    r"(?: (?:real|integer|such|possible|positive))?(?: (?:solutions?|values?|numbers?|integers?|functions?))?"
+    r"(?: (?:of )?[a-z])?(?: exists?)?|(?:the )?(?:equation|system) has infinitely many (?:real )?solutions?"
 )
 _FILLER = re.compile(
     r"\b(?:the|an?|all|any|every|each|is|are|must be|be|it|they|that|this|answer|values?|numbers?|player|"
@@ -64,10 +70,12 @@ def same_moments(answer: str, gold: str) -> bool | None:
     if _DATE.fullmatch(mine) and _DATE.fullmatch(yours):
         return mine == yours
     time, wanted = _clock(mine), _clock(yours)
-    if time is not None and wanted is not None and (time[1] or wanted[1]):
+    if time is not None and wanted is not None and (time[1] or wanted[1]):  # 10 is 10 a.m.
         # Up to one o'clock a time may be of either half.
         is_known = all(half or minutes >= 13 * 60 for minutes, half in (time, wanted))
         return (time[0] - wanted[0]) % (24 * 60 if is_known else 12 * 60) == 0
+    if ":" not in yours:
+        return None
     hour, minute = divmod(wanted[0], 60) if wanted is not None and not wanted[1] else (1, 60)
     return None if (math.gcd(hour, minute) == 1 and minute > 9) or read_or_none(mine) is None else False
 
@@ -75,7 +83,7 @@ def same_moments(answer: str, gold: str) -> bool | None:
 def _clock(text: str) -> tuple[int, str] | None:
     """The minutes since midnight, and the half of the day where a time names it."""
     match = _TIME.fullmatch(text)
-    if match is None or not (match["minute"] or match["half"]):
+    if match is None or int(match["hour"]) > 24:
         return None
     hour, half = int(match["hour"]), match["half"] or ""
     return (hour % 12 + 12 * (half == "p") if half else hour) * 60 + int(match["minute"] or 0), half
@@ -87,7 +95,7 @@ def same_phrases(left: str, right: str) -> bool:
     if answers[0] is not None and answers[1] is not None:
         return answers[0]["said"] == answers[1]["said"]
     one, other = _plain(left), _plain(right)
-    if _NOTHING.fullmatch(one) and _NOTHING.fullmatch(other):
+    if any(meaning.fullmatch(one) and meaning.fullmatch(other) for meaning in (_NOTHING, _INFINITELY_MANY)):
         return True
     if not all(_PROSE.fullmatch(text) and re.search("[a-z]{3}", text) for text in (one, other)):
         return False
@@ -142,6 +150,8 @@ _RATIO = re.compile(r"[^:,=]+(?::(?!\s*0)[^:,=]+)+")
 _CURRENCY = re.compile(r"\\\$|[€£¥₹]|(?<![A-Za-z])cent(?=s?(?![A-Za-z]))")
 _TO = re.compile(r"(?<=[0-9]) to (?=[0-9])")
 _WORD = re.compile("[A-Za-z]{3,}")
+_SPACED_WORD = re.compile(r"(?:^|(?<=\s))(?!and\b)[A-Za-z]{3,}(?=[\s,]|$)")
+_SIGNS = re.compile(r"[0-9]+(?:\.[0-9]+)?|(?<![A-Za-z\\])[A-Za-z](?![A-Za-z])")
 _JUNCTION = re.compile(r"\\(land|wedge|lor|vee)(?![A-Za-z])")
 
 MAX_CHARS = 1000
@@ -153,47 +163,83 @@ def alike(answer: str, gold: str) -> bool:
     gold = last_box(gold) or gold
     if max(len(answer), len(gold)) > MAX_CHARS:
         return False
-    if bases(strict_text(answer)) != bases(strict_text(gold)):
+    verdicts = (rule(answer, gold) for rule in RULES)
+    return next((verdict for verdict in verdicts if verdict is not None), False)
+
+
+def conflicting(answer: str, gold: str) -> bool:
+    """Whether names, units, words or numbers certainly distinguish two answers."""
+    has_one_box = gold.count("\\boxed") < 2  # math-verify takes all of several
+    gold = last_box(gold) or gold
+    if max(len(answer), len(gold)) > MAX_CHARS:
         return False
-    # One text may join its parts by the sign of "and", the other by that of "or".
+    return any(rule(answer, gold) for rule in CONFLICTS if has_one_box or rule is not _statements_contradict)
+
+
+def _bases_agree(answer: str, gold: str) -> bool | None:
+    return None if bases(strict_text(answer)) == bases(strict_text(gold)) else False
+
+
+def _junctions_agree(answer: str, gold: str) -> bool | None:
+    """False where one text joins its parts by the sign of "and", the other by that of "or"."""
     signs = [{name in ("land", "wedge") for name in _JUNCTION.findall(text)} for text in (answer, gold)]
-    if signs[0] and signs[1] and signs[0] != signs[1]:
-        return False
-    for rule in (same_moments, _ratios, same_cases, same_regions, same_residues):
-        verdict = rule(answer, gold)
-        if verdict is not None:
-            return verdict
-    if same_phrases(answer, gold):
-        return True
-    if _are_other_words(answer, gold):
-        return False
+    return False if signs[0] and signs[1] and signs[0] != signs[1] else None
+
+
+def _phrases(answer: str, gold: str) -> bool | None:
+    return True if same_phrases(answer, gold) else False if _are_other_words(answer, gold) else None
+
+
+def _statements(answer: str, gold: str) -> bool | None:
     one, other = statement(answer), statement(gold)
     if one is None or other is None:
-        return False
+        return None
     families = same_families(one, other)
     return same_statements(one, other) if families is None else families
 
 
-def conflicting(answer: str, gold: str) -> bool:
-    """Whether names, units or words distinguish two answers with the same numbers."""
-    gold = last_box(gold) or gold
-    if max(len(answer), len(gold)) > MAX_CHARS:
-        return False
-    if currencies_differ(answer, gold) or False in (same_moments(answer, gold), _ratios(answer, gold)):
-        return True
-    left, right = strict_text(answer), strict_text(gold)
-    said, wanted = (set(words(text)) & QUALIFIERS for text in (left, right))
+def _are_at_other_times(answer: str, gold: str) -> bool:
+    return same_moments(answer, gold) is False
+
+
+def _are_other_ratios(answer: str, gold: str) -> bool:
+    return _ratios(answer, gold) is False
+
+
+def _are_qualified(answer: str, gold: str) -> bool:
+    """Whether one text has a word such as "at most", or they name the two halves of the day."""
+    said, wanted = (set(words(strict_text(text))) & QUALIFIERS for text in (answer, gold))
     halves = {"am", "pm"}
-    if bool(said - halves) != bool(wanted - halves) or halves <= said ^ wanted:
-        return True
-    if _are_other_words(answer, gold) or any(map(is_false, split_items(left))):
-        return True
-    choices = _OR.split(left)
-    # Several values for one.
-    if len(choices) > 1 and read_or_none(right) is not None and not all(alike(choice, right) for choice in choices):
-        return True
+    return bool(said - halves) != bool(wanted - halves) or halves <= said ^ wanted
+
+
+def _is_wrong_arithmetic(answer: str, gold: str) -> bool:
+    return any(map(is_false, split_items(strict_text(answer))))
+
+
+def _are_choices(answer: str, gold: str) -> bool:
+    """Whether an answer has several values for the one of the reference."""
+    choices = _OR.split(strict_text(answer))
+    is_one = len(choices) > 1 and read_or_none(strict_text(gold)) is not None
+    return is_one and not all(alike(choice, gold) for choice in choices)
+
+
+def _statements_contradict(answer: str, gold: str) -> bool:
     one, other = statement(answer), statement(gold)
     return one is not None and other is not None and contradict(one, other)
+
+
+def _are_told_otherwise(answer: str, gold: str) -> bool:
+    """Whether items with words have other numbers or letters, or these in another order, as in "5 out of 7"."""
+    texts = [[part.rpartition("=")[2] for part in split_items(strict_text(text))] for text in (answer, gold)]
+    spoken = [any(map(_SPACED_WORD.search, parts)) for parts in texts]
+    if not any(spoken) or not any(_SIGNS.search(part) for parts in texts for part in parts):
+        return False
+    mine, yours = (
+        sorted((_SIGNS.findall(part), _SPACED_WORD.findall(part.lower()) * all(spoken)) for part in parts)
+        for parts in texts
+    )
+    return mine != yours
 
 
 def currencies_differ(answer: str, gold: str) -> bool:
@@ -246,7 +292,7 @@ class Family(NamedTuple):
 
 def same_families(left: Statement, right: Statement) -> bool | None:
     """Whether two statements list the same families; None where one of them lists anything else."""
-    one, other = _families(left), _families(right)
+    one, other = _families(left, right), _families(right, left)
     names = {item.label for stated in (left, right) for item in stated.items if item.label}
     if one is None or other is None or len(names) > 1:
         return None
@@ -279,14 +325,16 @@ def _residues(text: str) -> list[Family] | None:
     return None if stated is None else _families(stated, integers=True)
 
 
-def _families(stated: Statement, integers: bool = False) -> list[Family] | None:
+def _families(stated: Statement, beside: Statement | None = None, integers: bool = False) -> list[Family] | None:
+    with mp.workdps(60):
+        is_beside_pi = beside is not None and any("\\pi" in item.body for item in beside.items)
+        point = {DEGREE: mp.pi / 180 if is_beside_pi else Fraction(1)}
     families: list[Family] = []
     for text in (text for item in stated.items for text in expansions(item.body)[0]):
         expression = read_or_none(text)
         parameter = None if expression is None else _parameter(expression, stated, integers)
         if expression is None or parameter is None:
             return None
-        point = {DEGREE: Fraction(1)}
         try:
             values = [value_of(substituted(expression, {parameter: Number(Fraction(k))}), point) for k in range(6)]
         except NoValueError:
@@ -351,3 +399,28 @@ def _covers(left: list[Family], right: list[Family]) -> bool:
 def _congruent(left: Scalar, right: Scalar, whole: Fraction) -> bool:
     turns = (left - right) / inexact(whole)
     return bool(abs(turns - mp.nint(turns.real)) < mp.mpf(10) ** -40)
+
+
+RULES: tuple[Callable[[str, str], bool | None], ...] = (
+    _bases_agree,
+    _junctions_agree,
+    same_moments,
+    _ratios,
+    same_cases,
+    same_regions,
+    same_residues,
+    _phrases,
+    _statements,
+)
+"""The first that does not return None decides."""
+CONFLICTS: tuple[Callable[[str, str], bool], ...] = (
+    currencies_differ,
+    _are_at_other_times,
+    _are_other_ratios,
+    _are_qualified,
+    _are_told_otherwise,
+    _are_other_words,
+    _is_wrong_arithmetic,
+    _are_choices,
+    _statements_contradict,
+)

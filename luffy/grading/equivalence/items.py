@@ -10,7 +10,7 @@ order. `\pm` stands for two items; a tuple is its components in order.
 """
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import product
 
@@ -18,13 +18,25 @@ from luffy.grading.equivalence.expression import Apply, Expression, Variable, re
 from luffy.grading.equivalence.numeric import proportional, same
 from luffy.grading.equivalence.statement import Item, Statement, top_level
 from luffy.grading.equivalence.text import canonical_unit, compact, units_differ
-from luffy.grading.equivalence.values import Compound, are_far, expansions, matched, same_values, scaled, value
+from luffy.grading.equivalence.values import (
+    Compound,
+    Value,
+    are_apart,
+    expansions,
+    is_constant,
+    matched,
+    same_values,
+    scaled,
+    size_of,
+    value,
+)
 
 _FUNCTION = re.compile(
     r"(?P<head>\\?[A-Za-z]+(?:_\{?[A-Za-z0-9]+\}?)?)\s*\((?P<bound>[A-Za-z](?:\s*,\s*[A-Za-z]){0,3})\)"
 )
 _SEQUENCE = re.compile(r"(?P<head>[A-Za-z])_\{?(?P<bound>[a-z])\}?")
-_SHORT = {"maximum": "max", "minimum": "min", "largest": "max", "smallest": "min"}
+_EXTREMES = {"max": "maximum largest greatest highest biggest", "min": "minimum smallest least lowest"}
+_SHORT = {word: short for short, words in _EXTREMES.items() for word in words.split()}
 _IDLE = frozenset(("the", "value", "of", "is", "a", "answer"))
 _PROSE = re.compile(r"(?<![A-Za-z\\])[A-Za-z]{3,}")
 Domains = Mapping[str, str]
@@ -65,9 +77,11 @@ def same_items(left: Item, right: Item, domains: tuple[Domains, Domains] = ({}, 
 
 def differ(left: Item, right: Item) -> bool:
     """Whether two items certainly differ: in their units, or as constants that no rounding makes equal."""
-    return units_differ(left.noun, right.noun) or are_far(
-        scaled(left.body, left.scale), scaled(right.body, right.scale)
-    )
+    return units_differ(left.noun, right.noun) or are_apart(_amount(left), _amount(right))
+
+
+def _amount(item: Item) -> Value:
+    return scaled(item.body, item.scale)
 
 
 def _is_equation(answer: Item, reference: Item) -> bool:
@@ -164,14 +178,36 @@ def same_statements(left: Statement, right: Statement) -> bool:
 
 
 def contradict(left: Statement, right: Statement) -> bool:
-    """Whether items that are matched by name, noun or position certainly differ."""
-    one, other = _balanced(next(_readings(left.items), []), next(_readings(right.items), []))
-    if len(one) != len(other):
+    """Whether two statements certainly differ in every reading: in items that belong together, or in their numbers."""
+    readings = [_balanced(one, other) for one, other in product(_readings(left.items), _readings(right.items))]
+    return bool(readings) and all(_items_contradict(*reading) for reading in readings)
+
+
+def _items_contradict(left: Items, right: Items) -> bool:
+    if len(left) == len(right) == 1:
+        return called(left[0].label) in ("", called(right[0].label)) and differ(left[0], right[0])
+    if len(left) == len(right) and (pairs := _paired(left, right)) is not None:
+        return any(differ(mine, yours) for mine, yours in pairs)
+    mine, yours = ([_amount(item) for item in items] for items in (left, right))
+    if not all(map(is_constant, (*mine, *yours))):
         return False
-    if len(one) == 1:
-        return called(one[0].label) in ("", called(other[0].label)) and differ(one[0], other[0])
-    pairs = _paired(one, other)
-    return pairs is not None and any(differ(mine, yours) for mine, yours in pairs)
+
+    def agree(one: Value, other: Value) -> bool:
+        return not are_apart(one, other)
+
+    different = _distinct(yours, agree)
+    # Otherwise the reference means its repetitions, or the answer names what it counts.
+    if len(different) == len(yours) and not any(item.noun for item in left):
+        mine = _distinct(mine, agree)
+    return not matched(mine, yours, agree)
+
+
+def _distinct(values: Sequence[Value], agree: Callable[[Value, Value], bool]) -> list[Value]:
+    kept: list[Value] = []
+    for found in values:
+        if not any(agree(found, known) for known in kept):
+            kept.append(found)
+    return kept
 
 
 def _balanced(left: list[Item], right: list[Item]) -> tuple[Items, Items]:
@@ -202,13 +238,33 @@ def _paired(left: Items, right: Items) -> list[tuple[Item, Item]] | None:
         return [(left[0], right[0])]
     for kind in (_LABELS, _NOUNS):
         mine, yours = _keys(left, kind), _keys(right, kind)
-        if mine and yours and set(mine) == set(yours):
+        if mine and yours and (kind == _NOUNS or set(mine) == set(yours)):  # other nouns go by place
             partners = dict(zip(yours, right, strict=True))
-            return [(item, partners[key]) for key, item in zip(mine, left, strict=True)]
+            rest = iter([partner for key, partner in partners.items() if key not in mine])
+            return [
+                (item, partners[key] if key in partners else next(rest)) for key, item in zip(mine, left, strict=True)
+            ]
         some, others = ([item.noun if kind == _NOUNS else item.label for item in items] for items in (left, right))
         if (mine and not any(others)) or (yours and not any(some)):
-            return [(replace(one, label=""), replace(other, label="")) for one, other in zip(left, right, strict=True)]
+            one, other = ([replace(item, label="") for item in items] for items in (left, right))
+            if _are_extremes(mine or yours):
+                one, other = (_descending(items, keys) for items, keys in ((one, mine), (other, yours)))
+            return list(zip(one, other, strict=True))
     return None
+
+
+def _are_extremes(keys: list[object]) -> bool:
+    """Whether two labels are a maximum and a minimum of the same."""
+    largest, smallest = (sorted(map(str, keys)) * 2)[:2]
+    return len(keys) == 2 and largest.startswith("max") and smallest == f"min{largest[3:]}"
+
+
+def _descending(items: list[Item], keys: list[object]) -> list[Item]:
+    """Maximum and minimum by their names, two numbers without names by their size; as they are if they are none."""
+    if keys:
+        return items if str(keys[0]).startswith("max") else items[::-1]
+    sizes = [size_of(_amount(item)) for item in items]
+    return items[::-1] if None not in sizes and sizes[0] < sizes[1] else items
 
 
 def _keys(items: Items, kind: str) -> list[object]:

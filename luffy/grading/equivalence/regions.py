@@ -21,17 +21,17 @@ from luffy.grading.equivalence.text import strict_text
 
 MAX_PIECES = 40
 MAX_INTEGERS = 200
-_SIGNS = re.compile(r"\\(?:leqslant|geqslant|leq|geq|le|ge|neq|ne|lt|gt)(?![a-z])|<=|>=|!=|<|>")
+_SIGNS = re.compile(r"\\(?:le|ge|ne|lt|gt)(?![a-z])|<=|>=|!=|<|>")
 _CANONICAL = {
-    **dict.fromkeys(("\\leqslant", "\\leq", "\\le", "<="), "<="),
-    **dict.fromkeys(("\\geqslant", "\\geq", "\\ge", ">="), ">="),
-    **dict.fromkeys(("\\neq", "\\ne", "!="), "!="),
+    **dict.fromkeys(("\\le", "<="), "<="),
+    **dict.fromkeys(("\\ge", ">="), ">="),
+    **dict.fromkeys(("\\ne", "!="), "!="),
     **dict.fromkeys(("\\lt", "<"), "<"),
     **dict.fromkeys(("\\gt", ">"), ">"),
 }
 _MIRRORED = {"<=": ">=", ">=": "<=", "<": ">", ">": "<", "!=": "!="}
 _EVIDENT = re.compile(
-    r"\\(?:leq?|geq?|neq?|lt|gt|leqslant|geqslant|in|cup|cap|setminus|backslash|mathbb|mid|infty|varnothing|emptyset)(?![a-z])|[<>]"
+    r"\\(?:[lg]eq?(?:slant|q)?|neq?|lt|gt|in|cup|cap|setminus|backslash|mathbb|mid|infty|varnothing|emptyset)(?![a-z])|[<>]"
     r"|real numbers|all reals"
 )
 _BUILDER = re.compile(
@@ -76,8 +76,6 @@ class NamedRegion(NamedTuple):
 
     region: Region
     name: str = ""
-    integers: frozenset[int] | None = None
-    """Its elements, where the text says that they are integers."""
 
 
 def same_regions(left: str, right: str) -> bool | None:
@@ -90,10 +88,6 @@ def same_regions(left: str, right: str) -> bool | None:
             mine, yours = _named(one), _named(other)
             if mine.name and yours.name and mine.name != yours.name:
                 return False
-            if mine.integers is not None and yours.integers is not None:
-                return mine.integers == yours.integers
-            if mine.integers is not None or yours.integers is not None:
-                return _finite(mine) is not None and _finite(mine) == _finite(yours)
             return _combined([mine.region, yours.region], lambda inside: inside[0] != inside[1]).inside == (False,)
         except NoRegionError:  # two intervals, perhaps with variables in their ends
             left_ends, right_ends = _ends(one), _ends(other)
@@ -106,34 +100,45 @@ def same_regions(left: str, right: str) -> bool | None:
         return all(a is not None and b is not None and same(a, b) for a, b in read)
 
 
-def _finite(found: NamedRegion) -> frozenset[int] | None:
-    """The elements of a finite set of integers."""
-    if found.integers is not None:
-        return found.integers
-    points, inside = found.region
-    if any(inside[::2]) or not all(inside[1::2]):
-        return None
-    if not all(isinstance(point, Fraction) and point.denominator == 1 for point in points):
-        return None
-    return frozenset(int(point) for point in points)
-
-
 def _named(text: str) -> NamedRegion:
     text = text.strip()
+    for sign, decide in ((_CUP, any), (_CAP, all), (_WITHOUT, _in_the_first_alone)):
+        pieces = _pieces(text, sign)
+        if len(pieces) > MAX_PIECES:
+            raise NoRegionError("too many pieces")
+        if len(pieces) > 1:
+            if len(_pieces(text, _OR)) > 1 or len(_pieces(text, _AND)) > 1:
+                raise NoRegionError("words between sets and signs")
+            found = [_named(piece) for piece in pieces]
+            names = {each.name for each in found if each.name}
+            if len(names) > 1:
+                raise NoRegionError("sets of several variables")
+            return NamedRegion(_combined([each.region for each in found], decide), "".join(names))
     if text.startswith("\\{") and text.endswith("\\}") and (builder := _BUILDER.fullmatch(text)) is not None:
-        return _built(builder["member"].strip(), builder["condition"].strip())
+        return NamedRegion(_built(builder["member"].strip(), builder["condition"].strip()))
     text = _ALL.sub("", _CALLED.sub("", text))
     member = _MEMBER.fullmatch(text)
     if member is not None and not _OR.search(text) and not _SIGNS.search(text):
         if _MEMBER.match(member["set"]):
             raise NoRegionError(text)
         return _named(member["set"])._replace(name=member["name"])
-    if _SIGNS.search(text) and "\\cup" not in text and not _WITHOUT.search(text):
-        return _from_conditions(text)
-    return NamedRegion(_set(text))
+    return _from_conditions(text) if _SIGNS.search(text) else NamedRegion(_set(text))
 
 
-def _built(member: str, condition: str) -> NamedRegion:
+def _pieces(text: str, sign: re.Pattern[str]) -> list[str]:
+    """`text` cut at the signs outside brackets."""
+    pieces, start, depth, counted = [], 0, 0, 0
+    for found in sign.finditer(text):
+        between = text[counted : found.start()]
+        depth += sum(between.count(mark) for mark in "([{") - sum(between.count(mark) for mark in ")]}")
+        counted = found.start()
+        if depth == 0:
+            pieces.append(text[start : found.start()])
+            start = found.end()
+    return [*pieces, text[start:]]
+
+
+def _built(member: str, condition: str) -> Region:
     typed = _MEMBER.fullmatch(member)
     name = typed["name"] if typed is not None else member
     if _NAME.fullmatch(name) is None:
@@ -145,7 +150,7 @@ def _built(member: str, condition: str) -> NamedRegion:
     if kind is None:
         if typed is not None and not _REALS.fullmatch(typed["set"].strip()):
             raise NoRegionError(member)
-        return NamedRegion(region)
+        return region
     if not region.points or region.inside[-1] or (region.inside[0] and kind["set"] == "Z"):
         raise NoRegionError("infinitely many integers")
     low = 1 if kind["set"] == "N" else int(mp.ceil(inexact(region.points[0]))) - 1
@@ -153,7 +158,8 @@ def _built(member: str, condition: str) -> NamedRegion:
     high = int(mp.floor(inexact(region.points[-1]))) + 1
     if high - low > MAX_INTEGERS:
         raise NoRegionError("too many integers")
-    return NamedRegion(region, "", frozenset(n for n in range(low, high + 1) if _holds(region, Fraction(n))))
+    integers = tuple(n for n in map(Fraction, range(low, high + 1)) if _holds(region, n))
+    return Region(integers, (False, *(True, False) * len(integers)))
 
 
 def _from_conditions(text: str) -> NamedRegion:
@@ -175,7 +181,7 @@ def _condition(text: str) -> tuple[str, Region]:
     """One inequality, a chain of two, or `x \\in` a set."""
     member, equation = _MEMBER.fullmatch(text.strip()), _EQUATION.fullmatch(text.strip())
     if member is not None and not _SIGNS.search(text):
-        return member["name"], _set(member["set"])
+        return member["name"], _named(member["set"]).region
     if equation is not None and not _SIGNS.search(text):
         return equation["name"], _points(equation["point"])
     sides, signs = _sides(text)
@@ -215,12 +221,6 @@ def _inequality(left: str, sign: str, right: str) -> tuple[str, Region]:
 
 def _set(text: str) -> Region:
     text = text.strip()
-    for sign, decide in ((_CUP, any), (_CAP, all), (_WITHOUT, _in_the_first_alone)):
-        pieces = sign.split(text)
-        if len(pieces) > MAX_PIECES:
-            raise NoRegionError("too many pieces")
-        if len(pieces) > 1:
-            return _combined([_set(piece) for piece in pieces], decide)
     if _REALS.fullmatch(text):
         return Region((), (True,))
     half = _HALF.fullmatch(text)
@@ -236,7 +236,7 @@ def _set(text: str) -> Region:
     kind = brackets(text)
     ends = top_level(text[1:-1], ",") if kind else []
     if len(ends) == 1 and kind == "()":
-        return _set(ends[0])
+        return _named(ends[0]).region
     if len(ends) != 2:
         raise NoRegionError(text)
     low, high = _point(ends[0]), _point(ends[1])

@@ -12,7 +12,16 @@ from fractions import Fraction
 
 from luffy.grading.equivalence.expression import read_or_none, variables
 from luffy.grading.equivalence.numeric import constant_value, same
-from luffy.grading.equivalence.text import QUALIFIERS, SCALES, compact, number, split_noun, strict_text, words
+from luffy.grading.equivalence.text import (
+    QUALIFIERS,
+    SCALES,
+    compact,
+    number,
+    split_noun,
+    strict_text,
+    without_groups,
+    words,
+)
 
 MAX_ITEMS = 40
 
@@ -56,7 +65,7 @@ _COUNTED = re.compile(
     r"(?:where|for|with)?\s*(?P<names>[a-z])\s*=\s*0\s*,\s*\\pm\s*1\s*,\s*\\pm\s*2\s*,?\s*(?:\\[lc]?dots|\.\.\.)\s*$"
 )
 _CONDITION_START = re.compile(
-    r"[,;:(]|(?<=[\s)}])\s*(?=(?:where|when|if|with|for|attained|achieved|reached)\b)|\s+(?=[A-Za-z]\s*\\in)"
+    r"[,;:(]|(?<=[\s)}])\s*(?=(?:where|when|if|with|for|since|because|attained|achieved|reached)\b)|\s+(?=[A-Za-z]\s*\\in)"
 )
 _ORDER = re.compile(r"[<>]|\\(?:ge|le|ne)(?![a-z])")
 _BOUNDED = re.compile(
@@ -64,10 +73,21 @@ _BOUNDED = re.compile(
     rf"(?P<bound>(?:{_ORDER.pattern})\s*-?[0-9]{{1,4}})$"
 )
 _GIVEN = re.compile(r"(?:where|when|with|if|for)\s+(?P<names>[a-z])\s*=\s*-?[0-9.]+$")
+_REASON = re.compile(r"(?:since|because)\s.+$")
+_REMARK = re.compile(
+    r"\s*\((?:(?:an?|the)\s+[a-z]{3,}|approximately|about|exactly)\b[^()]*\)$|\s+or so$"
+    r"|\s+(?:is|are) the only (?:[a-z]+ )?(?:solutions?|values?|answers?|pairs?)$"
+)
+"""Words at the end that say nothing more."""
 _CUT_OFF = re.compile(r"(?<![A-Za-z])(?:for|all|any|every|each|some|where|with)$")
 _ATTAINED = re.compile(r"(?:which\s+is\s+|is\s+)?(?:attained|achieved|reached)\b.*$|with\s+equality\b.*$")
 _CONJUNCTION = re.compile(r"(?<![A-Za-z\\])(?:and|or)(?![A-Za-z])")
-_SEPARATORS = re.compile(r"(?<![A-Za-z\\])(?:and|or|respectively)(?![A-Za-z])|\\(?:lor|vee|land|wedge)(?![A-Za-z])|&|;")
+_SEPARATORS = re.compile(r"(?<![A-Za-z\\])(?:and|or|respectively)(?![a-z])|\\(?:lor|vee|land|wedge)(?![A-Za-z])|&|;")
+_FOLLOWED = re.compile(
+    r"[0-9]\s*(?P<word>[A-Za-z]{3,20}|ft|yd|lb|oz|kg|km|cm|hr|[hm](?=\s+[0-9]+\s+[a-z]))\s+(?=[0-9])"
+)
+"""A noun between two numbers: `5 feet 3 inches` are two items."""
+_OPERATIONS = frozenset(("mod", "times", "plus", "minus", "over", "choose", "divided"))
 _EQUALS = re.compile(r"(?<![A-Za-z\\])(?:is equal to|are equal to|equals|equal to|equal|is|are)(?![A-Za-z])")
 _LEADING = re.compile(r"((?:[A-Za-z]{2,20}(?:\s*:\s*|\s+)){1,7})(?=[-+0-9\\(.])(?!\\in)")
 _APPROXIMATELY = re.compile(r"\\(?:approx|simeq|sim|doteq)(?![a-z])")
@@ -79,7 +99,7 @@ _ARTICLES = re.compile(r"^(?:the|so|thus|hence|therefore|a|an)\s+", re.IGNORECAS
 
 def statement(text: str) -> Statement | None:
     """Return `text` as a statement; None where its words may say more than its values."""
-    plain = strict_text(text)
+    plain = _REMARK.sub("", strict_text(text))
     if "mod" not in plain:
         plain = plain.replace("\\equiv", "=")
     domains: dict[str, str] = {}
@@ -114,11 +134,16 @@ def is_false(equation: str) -> bool:
 
 def split_items(text: str) -> list[str]:
     """The parts between commas, semicolons, `and` and `or` outside brackets; a number with grouped digits is one."""
+    text = without_groups(text)
     if number(text) is not None:
         return [text]
     if "\\begin" not in text:
-        text = _SEPARATORS.sub(",", text)
+        text = _FOLLOWED.sub(_listed, _SEPARATORS.sub(",", text))
     return [part for part in top_level(text, ",") if part]
+
+
+def _listed(match: re.Match[str]) -> str:
+    return match[0] if match["word"].lower() in _OPERATIONS else f"{match[0].rstrip()},"
 
 
 def top_level(text: str, separator: str) -> list[str]:
@@ -168,7 +193,7 @@ def _last_condition(text: str) -> tuple[str, dict[str, str]] | None:
     tail_at = max(0, len(text) - 90)
     for start in reversed([tail_at + found.start() for found in _CONDITION_START.finditer(text[tail_at:])]):
         tail = text[start:].strip(" ,;:()[].")
-        for pattern in (_MEMBER, _COUNTED, _FOR_ALL, _DESCRIBED, _BOUNDED, _GIVEN, _ATTAINED):
+        for pattern in (_MEMBER, _COUNTED, _FOR_ALL, _DESCRIBED, _BOUNDED, _GIVEN, _REASON, _ATTAINED):
             match = pattern.fullmatch(tail)
             rest = text[:start].rstrip(" ,;:([").strip()
             if match is None or not rest or _CUT_OFF.search(rest):

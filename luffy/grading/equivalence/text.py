@@ -46,6 +46,15 @@ def repaired(text: str) -> str:
 _SUPERSCRIPTS = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻⁺ⁿ", "0123456789-+n")
 _RAISED = re.compile("[⁰¹²³⁴⁵⁶⁷⁸⁹⁻⁺ⁿ]+")
 _VULGAR = re.compile("[¼-¾⅐-⅞]")
+_CIRCLED = re.compile(r"([①-⒛⓪⓫-⓿❶-➓㉑-㉟㊱-㊿])(\s*(?=[①-⒛⓪⓫-⓿❶-➓㉑-㉟㊱-㊿]))?")
+"""Numbers of statements; side by side they are several."""
+_SIZES = re.compile(r"\\(?:[bB]igg?[lrm]?|middle)(?![A-Za-z])")
+_SLANTED = re.compile(r"\\(?P<sign>le|ge)q(?:slant|q)(?![A-Za-z])")
+_UPRIGHT_FUNCTION = re.compile(
+    r"\\(?:text(?:rm|normal)?|mathrm|mbox|operatorname\*?)\s*\{\s*"
+    r"(?P<name>arc(?:sin|cos|tan|cot)|(?:sin|cos|tan)h?|cot|csc|ln|log|lg|exp|gcd|lcm)\s*\}"
+)
+"""A function's name as text; `sec` is also a unit."""
 _SYMBOLS = str.maketrans(
     {
         "π": r"\pi ",
@@ -55,8 +64,8 @@ _SYMBOLS = str.maketrans(
         "÷": r"\div ",
         "−": "-",
         "–": "-",
-        "≤": r"\le ",
-        "≥": r"\ge ",
+        **dict.fromkeys("≤⩽≦", r"\le "),
+        **dict.fromkeys("≥⩾≧", r"\ge "),
         "≠": r"\ne ",
         "∪": r"\cup ",
         "°": r"^\circ ",
@@ -81,7 +90,9 @@ def readable(text: str) -> str:
     """Return `text` in LaTeX that math-verify reads; linear in its length."""
     text = _EMPHASIS.sub(lambda match: match[1] or match[2] or "", repaired(text))
     text = _POWER.sub(lambda match: f"^{{{match[1] or match[2]}}}", text)
+    text = _UPRIGHT_FUNCTION.sub(r"\\\g<name> ", _SLANTED.sub(r"\\\g<sign> ", _SIZES.sub("", text)))
     text = _RAISED.sub(lambda match: f"^{{{match.group().translate(_SUPERSCRIPTS)}}}", text)
+    text = _CIRCLED.sub(lambda match: f"{unicodedata.numeric(match[1]):.0f}{'' if match[2] is None else ','}", text)
     text = _VULGAR.sub(lambda match: rf"\frac{{{unicodedata.normalize('NFKC', match[0]).replace('⁄', '}{')}}}", text)
     if not (text.isascii() and text.isprintable()):
         text = "".join(map(_plain, unicodedata.normalize("NFKC", text.replace("√", "\ue000")))).replace("\ue000", "√")
@@ -146,7 +157,7 @@ def closes_at_the_end(text: str, start: int, opening: str = "{", closing: str = 
 
 _REPLACED = {
     "\\frac": ("\\dfrac", "\\tfrac", "\\cfrac"),
-    "": ("\\left", "\\right", "\\displaystyle", "US\\$", "\\$", "$", "€", "£", "¥", "₹", "\\!"),
+    "": ("\\displaystyle", "US\\$", "\\$", "$", "€", "£", "¥", "₹", "\\!"),
     " ": ("\\,", "\\;", "\\:", "\\quad", "~"),
     ",": ("{,}",),
     ":": ("{:}",),
@@ -156,17 +167,17 @@ _REPLACED = {
     "^\\circ": ("^{\\circ}",),
     "\\{": ("\\lbrace",),
     "\\}": ("\\rbrace",),
-    "\\ne": ("\\neq",),
-    "\\le": ("\\leq",),
-    "\\ge": ("\\geq",),
 }
 """What `strict_text` writes for each of these, in this order."""
+_BRACKET_SIZE = re.compile(r"\\(?:left|right)(?![A-Za-z])")
+_RELATION = re.compile(r"\\(?P<sign>ne|le|ge)q(?![A-Za-z])")
 _ESCAPED_SPACE = re.compile(r"(?<!\\)((?:\\\\)*)\\ ")
 """A backslash and a space; the second backslash of a matrix's row break is none."""
 _STRAY_EMPHASIS = re.compile(r"(?<![\w)\]}])\*\*|\*\*$")
 _TEXT = re.compile(r"\\(?:text|textbf|textit|mathrm|mathbf|textnormal|textrm|mbox|operatorname)\s*\{([^{}]*)\}")
 _DOUBLED = re.compile(r"\\\\(?=(?:left|right|[dt]?frac|sqrt|pi|text|cdot|times|infty|le|ge)(?![a-z]))")
 PERCENT_WORD = re.compile(r"(?<=[0-9])\s*(?:percentage|percent|pct)$")
+_DEGREE_WORD = re.compile(r"(?<=[0-9}])\s*deg(?:rees?)?(?=\s*(?:$|[,;)\]]|\\\}|(?:and|or)\b))")
 _SHORT_FRACTION = re.compile(r"\\frac\s*([0-9])\s*([0-9])(?![0-9])")
 _SHORT_ROOT = re.compile(r"\\sqrt\s*([0-9a-zA-Z])")
 _VARIABLE = re.compile(r"^[A-Za-z](?:_\{?\w+\}?)?(?:\([a-z]\))?\s*=\s*(?=[^=]+$)")
@@ -185,13 +196,15 @@ MAX_EXPONENT = 400
 def strict_text(text: str) -> str:
     """Return `text` without its layout."""
     text = _BARE_COMMAND.sub(r"\\\1", readable(_DOUBLED.sub(r"\\", text)))
+    text = _RELATION.sub(r"\\\g<sign>", _BRACKET_SIZE.sub("", text))
     for replacement, layout in _REPLACED.items():
         for found in layout:
             text = text.replace(found, replacement)
     text = _STRAY_EMPHASIS.sub(" ", _TEXT.sub(r" \1 ", _ESCAPED_SPACE.sub(r"\1 ", text)))
     text = _SHORT_FRACTION.sub(r"\\frac{\1}{\2}", text)
     text = _SHORT_ROOT.sub(r"\\sqrt{\1}", text)
-    return PERCENT_WORD.sub(r"\\%", " ".join(text.split()).removesuffix(".").strip())
+    text = " ".join(text.split()).removesuffix(".").strip()
+    return _DEGREE_WORD.sub(r"^\\circ", PERCENT_WORD.sub(r"\\%", text))
 
 
 def without_variable(text: str) -> str:
@@ -277,12 +290,15 @@ _WORD = re.compile(r"[A-Za-z]+(?:_[a-z]+)?")
 _HALF_OF_DAY = re.compile(r"(?<=[0-9])\s*([apAP])\.?\s?[mM]\b\.?")
 _SEGMENT = re.compile(r"(?<![A-Za-z])[A-Z]{2}(?![A-Za-z])")
 _TRAILING = re.compile(
-    r"(?P<value>.*[0-9)}\]!]|.*\\pi)(?P<space>\s*)(?P<noun>[A-Za-z]{1,20}(?:\s*\^\s*\{?-?[0-9]\}?)?"
-    r"(?:(?:\s*/\s*|\s+)[A-Za-z]{1,20}(?:\s*\^\s*\{?-?[0-9]\}?)?){0,5})",
+    r"(?P<value>.*[0-9)}\]!]|.*\\pi)(?P<space>\s*)(?P<noun>[A-Za-z一-鿿]{1,20}(?:\s*\^\s*\{?-?[0-9]\}?)?"
+    r"(?:(?:\s*/\s*|\s+)[A-Za-z一-鿿]{1,20}(?:\s*\^\s*\{?-?[0-9]\}?)?){0,5})",
     re.DOTALL,
 )
+_UNIT_OF_LETTER = re.compile(
+    r"(?P<value>.*[A-Za-z}])(?P<space>\s+)(?P<noun>[A-Za-z]{2,20}(?:\s*\^\s*\{?[0-9]\}?)?)", re.DOTALL
+)
 _POWERS = re.compile(r"\b(square|sq|cubic|cu)\.?\s+([A-Za-z]+)")
-_PART = re.compile(r"([A-Za-z]+)(?:\s*\^\s*\{?(-?[0-9])\}?)?")
+_PART = re.compile(r"([A-Za-z一-鿿]+)(?:\s*\^\s*\{?(-?[0-9])\}?)?")
 _ANY_LETTERS = re.compile("[A-Za-z]+")
 _SINGLE = frozenset("mgsLNJWVKhl")
 """Units of one letter."""
@@ -301,12 +317,18 @@ def words(text: str) -> list[str]:
 
 
 def split_noun(text: str) -> tuple[str, str]:
-    """Return a value and the unit or noun after it, which is empty where there is none."""
+    r"""Return a value and the unit or noun after it, which is empty where there is none.
+
+    `\frac{\pi}{6}` is in radians whether it says so or not.
+    """
     match = _TRAILING.fullmatch(text)
     # After a command a space says nothing.
     if match is None or not is_noun(match["noun"], bool(match["space"]) and not match["value"].endswith("\\pi")):
-        return text, ""
-    return match["value"].strip(), match["noun"].strip()
+        match = _UNIT_OF_LETTER.fullmatch(text)
+        if match is None or _ANY_LETTERS.findall(match["noun"])[0] not in UNITS:
+            return text, ""
+    value, noun = match["value"].strip(), match["noun"].strip()
+    return value, "" if "\\pi" in value and UNITS.get(noun) == UNITS["rad"] else noun
 
 
 def without_groups(text: str) -> str:
@@ -321,6 +343,8 @@ def is_noun(letters: str, is_spaced: bool) -> bool:
     `is_spaced`: a space stands before them, without which `5m` and `3xyz` are products.
     """
     found = _ANY_LETTERS.findall(letters)
+    if not letters.isascii():
+        return True
     if all(len(word) == 1 for word in found):
         return is_spaced and found[0] in _SINGLE and (len(found) == 1 or "/" in letters)
     if len(found[0]) == 2:
@@ -375,6 +399,8 @@ _SHORT_WORDS = "i e am AM PM or and if is as so to no of on it at by all any odd
 _NO_UNITS = frozenset(_SHORT_WORDS.split())
 _OTHER_LETTERS = re.compile(r"\\\$|\\(?:text|math|mbox)|(?<![A-Za-z\\])[A-Za-z]+(?:\s*\^\{?-?[0-9]\}?)?$")
 """Letters that may be a unit in another notation."""
+_ARC = re.compile(r"\\pi(?![a-z])|π|(?<![A-Za-z\\])pi(?![A-Za-z])")
+_ANGLE = re.compile(r"circ(?![a-z])|°|\bdeg(?:rees?)?\b|\\textdegree")
 Unit = tuple[tuple[int | str, int], ...]
 
 
@@ -383,6 +409,8 @@ def without_upright_units(answer: str, gold: str) -> tuple[str, str] | None:
 
     Upright letters after a number are a unit, never a product of variables: `5\\text{ T}`, `1.6\\,\\mu\\mathrm{m}`.
     """
+    if any(_ARC.search(one) and _ANGLE.search(other) for one, other in ((answer, gold), (gold, answer))):
+        return answer, gold  # an angle in radians beside one in degrees
     (bare, found), (reference, wanted) = _upright_units(answer), _upright_units(last_box(gold) or gold)
     for units, text in ((found, reference), (wanted, bare)):
         if units and ("%" in text or ("\\circ" in text and set(units) != {canonical_unit("degrees")})):

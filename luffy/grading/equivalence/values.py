@@ -11,6 +11,8 @@ from fractions import Fraction
 from itertools import product
 from typing import SupportsFloat, TypeVar
 
+from mpmath import mpc
+
 from luffy.grading.equivalence.expression import (
     DEGREE,
     Apply,
@@ -21,7 +23,7 @@ from luffy.grading.equivalence.expression import (
     substituted,
     variables,
 )
-from luffy.grading.equivalence.numeric import close, constant_value, is_decimal, rounded_decimal, same
+from luffy.grading.equivalence.numeric import close, constant_value, distinct, is_decimal, rounded_decimal, same
 from luffy.grading.equivalence.statement import bases, brackets, top_level
 from luffy.grading.equivalence.text import (
     QUALIFIERS,
@@ -91,7 +93,7 @@ def value(text: str) -> Value:
         return _compound(kind, text[1:-1])
     expression = _expression(text)
     bare, noun = split_noun(text) if expression is None else (text, "")
-    if noun and not QUALIFIERS & set(words(noun)):
+    if bare != text and not QUALIFIERS & set(words(noun)):
         return Scalar(bare, _expression(bare), noun)
     return Scalar(text, expression)
 
@@ -178,11 +180,18 @@ def _expression(text: str) -> Expression | None:
 
 
 def _in_one_unit(left: Expression, right: Expression) -> tuple[Expression, Expression]:
-    """Both without the sign of degrees, where only one of them has it."""
-    if (DEGREE in variables(left)) == (DEGREE in variables(right)):
+    r"""Both without the sign of degrees: it is `\pi`/180 beside a value with `\pi`, else one."""
+    are_angles = DEGREE in variables(left), DEGREE in variables(right)
+    if are_angles[0] == are_angles[1]:
         return left, right
-    one = {DEGREE: Number(Fraction(1))}
-    return substituted(left, one), substituted(right, one)
+    degree = {DEGREE: degree_beside(right if are_angles[0] else left)}
+    return substituted(left, degree), substituted(right, degree)
+
+
+def degree_beside(other: Expression) -> Expression:
+    r"""What a degree is beside a value without its sign: `\pi`/180 where that holds `\pi`, else one."""
+    radians = Apply("/", (Variable("\\pi"), Number(Fraction(180))))
+    return radians if "\\pi" in str(other) else Number(Fraction(1))
 
 
 def _rounds_to(reference: str, answer: Expression) -> bool:
@@ -198,13 +207,31 @@ def _rounds_to(reference: str, answer: Expression) -> bool:
     return hasattr(found, "_mpf_") and isinstance(found, SupportsFloat) and float(low) <= float(found) <= float(high)
 
 
-def are_far(left: Value, right: Value) -> bool:
-    """Whether two values are constants that no rounding makes equal."""
+def is_constant(found: Value) -> bool:
+    """Whether a value is a number, possibly of degrees."""
+    return isinstance(found, Scalar) and found.expression is not None and variables(found.expression) <= {DEGREE}
+
+
+def size_of(found: Value) -> float | None:
+    """The size of a real number; None for any other value."""
+    number = constant_value(found.expression) if isinstance(found, Scalar) and found.expression is not None else None
+    return float(number) if isinstance(number, SupportsFloat) and not isinstance(number, mpc) else None
+
+
+def are_apart(left: Value, right: Value) -> bool:
+    """Whether two values are constants that differ, and no rounding makes them equal."""
     if isinstance(left, Compound) or isinstance(right, Compound) or left.expression is None or right.expression is None:
         return False
-    one, other = (constant_value(expression) for expression in _in_one_unit(left.expression, right.expression))
+    expressions = _in_one_unit(left.expression, right.expression)
+    # Beside each other, degrees need no size; in a sine they have one.
+    one, other = (
+        constant_value(substituted(each, {DEGREE: Number(Fraction(1))}) if DEGREE in variables(each) else each)
+        for each in expressions
+    )
     if one is None or other is None or close(one, other):
         return False
+    if "." not in left.text + right.text:
+        return distinct(one, other)
     try:
         return abs(complex(one) - complex(other)) > 0.01 * max(abs(complex(one)), abs(complex(other)))
     except OverflowError:

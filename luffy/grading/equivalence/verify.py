@@ -10,11 +10,11 @@ repeated elements, and takes a set for a tuple.
 """
 
 import re
-from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from fractions import Fraction
 
-from math_verify import ExprExtractionConfig, LatexExtractionConfig, parse, verify
+from latex2sympy2_extended.math_normalization import NormalizationConfig
+from math_verify import LatexExtractionConfig, parse, verify
 from sympy import Basic, Expr, MatrixBase, N
 
 from luffy.grading.equivalence.alike import alike, conflicting, currencies_differ
@@ -24,7 +24,6 @@ from luffy.grading.equivalence.math_strict import strictly_equal
 from luffy.grading.equivalence.numeric import constant_value, distinct
 from luffy.grading.equivalence.statement import bases, brackets, elements
 from luffy.grading.equivalence.text import (
-    UNITS,
     compact,
     number,
     readable,
@@ -40,12 +39,17 @@ from luffy.grading.equivalence.text import (
 from luffy.grading.extract import last_box
 from luffy.types import Outcome
 
-_EXTRACTION = (LatexExtractionConfig(boxed_match_priority=0), ExprExtractionConfig())
+_EXTRACTION = (
+    LatexExtractionConfig(
+        boxed_match_priority=0,
+        # As units, all words after a number would vanish, and other numbers between them.
+        normalization_config=NormalizationConfig(units=False, malformed_operators=True, nits=True),
+    ),
+)
 _TINY = 1e-3
 _RELATIVE = 1e-6
 _FAR = Fraction(1, 10)
 """No rounding makes two numbers equal that differ by more."""
-_NUMBER = re.compile(r"[0-9]+(?:\.[0-9]+)?")
 _PRIME = re.compile(r"([A-Za-z)}'])(?='|\s*\^?\{?\\prime)")
 _PRIMES = re.compile(r"\s*\^\s*(?:\{\s*(?:\\prime\s*)+\}|\\prime(?![a-z]))")
 _D = r"(?:\\(?:mathrm|text)\s*\{\s*d\s*\}|\\partial|d)"
@@ -59,7 +63,7 @@ _DERIVATIVE = re.compile(
 _LABEL = re.compile(r"\(?[A-Za-z]\)?")
 _UNIT_LETTER = re.compile(r"(?P<value>-?[0-9.,]+) ?(?P<unit>\^\\circ ?[CFK]|[CFmgsLNJWVKhl])")
 """A number and a unit of one letter: `5m`, `20^\\circ C`."""
-_FOLLOWED_UNIT = re.compile(r"[0-9]\s*([A-Za-z]{1,20})[\s,]+(?:and\s+)?[0-9]")
+_DROPPED_UNIT = re.compile(r"(?P<value>-?[0-9.,]+)[mgshl]")
 _RUN = re.compile(r"\\[A-Za-z]+|(?<![A-Za-z])[A-Za-z]{1,3}(?![A-Za-z])")
 """A command, or a few letters, which are a product."""
 Parsed = Sequence[Basic | MatrixBase | str]
@@ -81,16 +85,26 @@ def verify_answer(answer: str, ground_truth: str) -> Outcome:
         if pair is None:
             return Outcome.WRONG
         answer, ground_truth = pair
-    known = _by_text(answer, ground_truth)
+    known = _by_text(*_without_unit_letter(answer, ground_truth))
     if known is not None:
         return known
     if alike(answer, ground_truth):
         return Outcome.CORRECT
+    if conflicting(answer, ground_truth):
+        return Outcome.WRONG
     gold, target = _parse(ground_truth), _parse(answer)
     if verify(gold, target, timeout_seconds=None, allow_set_relation_comp=True):
         return Outcome.WRONG if _disagree(answer, ground_truth, gold, target) else Outcome.CORRECT
     are_read = all(any(isinstance(value, Basic | MatrixBase) for value in parsed) for parsed in (gold, target))
     return Outcome.WRONG if are_read else Outcome.UNPARSABLE
+
+
+def _without_unit_letter(answer: str, ground_truth: str) -> tuple[str, str]:
+    """Both texts, one that is a number directly before the letter of a unit without it beside a number: `5m` is 5."""
+    units = [_DROPPED_UNIT.fullmatch(strict_text(text)) for text in (answer, ground_truth)]
+    if (units[0] is None) == (units[1] is None):
+        return answer, ground_truth
+    return (answer, units[1]["value"]) if units[0] is None else (units[0]["value"], ground_truth)
 
 
 def _by_money(answer: str, ground_truth: str) -> Outcome | None:
@@ -175,32 +189,34 @@ def _parse(text: str) -> Parsed:
 
 def _disagree(answer: str, ground_truth: str, gold: Parsed, target: Parsed) -> bool:
     """Whether two sides that math-verify considers equal differ in something that it ignores."""
-    if conflicting(answer, ground_truth):
-        return True
     left, right = strict_text(answer), strict_text(last_box(ground_truth) or ground_truth)
-    if "," in left and {brackets(left), brackets(right)} == {"()", "\\{\\}"}:
-        return True
-    if bases(left) and bases(right) and bases(left) != bases(right):
-        return True
-    primed = [_PRIME.findall(text) for text in (left, right)]
-    if len(primed[0]) != len(primed[1]) or set(primed[0]) != set(primed[1]):
-        return True
-    if not (brackets(left) or brackets(right)):  # a list of numbers, which may repeat one otherwise
-        found, wanted = ([number(part) for part in elements(text)] for text in (left, right))
-        if None not in found + wanted and len(set(wanted)) < len(wanted) and Counter(found) != Counter(wanted):
-            return True
-    # With several units, math-verify reads 5 feet 3 inches as 5.
-    followed = _FOLLOWED_UNIT.findall(left) + _FOLLOWED_UNIT.findall(right)
-    if sorted(_NUMBER.findall(left)) != sorted(_NUMBER.findall(right)) and not UNITS.keys().isdisjoint(followed):
-        return True
-    if _symbols_differ(left, right):
-        return True
+    return any(guard(left, right) for guard in GUARDS) or _are_small_and_apart(gold, target)
+
+
+def _brackets_differ(left: str, right: str) -> bool:
+    return "," in left and {brackets(left), brackets(right)} == {"()", "\\{\\}"}
+
+
+def _bases_differ(left: str, right: str) -> bool:
+    return bool(bases(left) and bases(right)) and bases(left) != bases(right)
+
+
+def _primes_differ(left: str, right: str) -> bool:
+    mine, yours = _PRIME.findall(left), _PRIME.findall(right)
+    return len(mine) != len(yours) or set(mine) != set(yours)
+
+
+def _constants_differ(left: str, right: str) -> bool:
+    """Whether two constants differ exactly, without a decimal that could be rounded."""
     mine, yours = read_or_none(left), read_or_none(right)
-    if mine is not None and yours is not None and "." not in left + right:  # there is nothing that could be rounded
-        exact = constant_value(mine), constant_value(yours)
-        if None not in exact and distinct(*exact):
-            return True
-    # Small constants may differ in more than their last digits: six decimals see no difference there.
+    if mine is None or yours is None or "." in left + right:
+        return False
+    exact = constant_value(mine), constant_value(yours)
+    return None not in exact and distinct(*exact)
+
+
+def _are_small_and_apart(gold: Parsed, target: Parsed) -> bool:
+    """Whether small constants differ in more than their last digits: six decimals see no difference there."""
     values = [value for value in (*gold[:1], *target[:1]) if isinstance(value, Expr) and value.is_number]
     small = [N(value, 30) for value in values if value.is_real and value.is_finite]
     if len(small) < 2 or not all(each.is_Number for each in small):
@@ -228,3 +244,13 @@ def _symbols_differ(left: str, right: str) -> bool:
     symbols = {symbol for run in runs for symbol in ([run] if run.startswith("\\") else run)}
     mixes_cases = len({symbol.lower() for symbol in symbols}) < len(symbols)
     return mixes_cases and strictly_equal(left, right)[0] is not Outcome.CORRECT
+
+
+GUARDS: tuple[Callable[[str, str], bool], ...] = (
+    _brackets_differ,
+    _bases_differ,
+    _primes_differ,
+    _symbols_differ,
+    _constants_differ,
+)
+"""What math-verify ignores."""

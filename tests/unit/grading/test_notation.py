@@ -1,6 +1,8 @@
 r"""Kinds of notation, and units, that graders read wrongly, each with look-alikes that stay wrong."""
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from luffy.grading.checks import MATH, STRICT, run_check
 from luffy.grading.equivalence.text import canonical_unit
@@ -157,6 +159,175 @@ NOTATION = [  # reference, right answers, wrong answers
     (r"30^\circ", [], [r"30\text{ radians}"]),
     (r"5\text{ cm}, 3\text{ m}", [], [r"5\text{ m}, 3\text{ cm}"]),
 ]
+BOTH_WAYS = [  # text, the same to both graders, the same to `math` alone, something else
+    # numbers with nouns
+    (
+        r"3 \ \text{red apples}, \ 5 \ \text{green apples}",
+        [r"3 \text{ red apples},\ 5 \text{ green apples}", r"5 \text{ green apples},\ 3 \text{ red apples}", "3, 5"],
+        [],
+        [r"3 \text{ red apples},\ 4 \text{ hard pears}", r"5 \text{ red apples},\ 3 \text{ green apples}", "3", "3, 4"],
+    ),
+    (
+        r"5 \text{ cats and } 3 \text{ dogs}",
+        [r"\text{3 dogs and 5 cats}", r"5 \text{ cats}, 3 \text{ dogs}", "5, 3"],
+        [r"5\text{ cats } 3\text{ dogs}"],
+        ["5", "3", "3, 5", r"3 \text{ cats and } 5 \text{ dogs}", r"5 \text{ cats and } 4 \text{ dogs}", "15", "8"],
+    ),
+    (
+        r"5 \text{ cats and } 3 \text{ dogs}",
+        [],
+        [],
+        [
+            r"5 \text{ cats}",
+            r"5 \text{ cats, } 3 \text{ dogs and } 1 \text{ cow}",
+            r"5 \text{ cats and } 2 \text{ horses}",
+        ],
+    ),
+    (r"5 \text{ cats } 3 \text{ dogs}", [], ["5 cats, 3 dogs"], [r"3 \text{ cats } 5 \text{ dogs}", "5", "15"]),
+    (r"5\text{ feet }3\text{ inches}", ["5 feet 3 inches"], [], [r"3\text{ feet }5\text{ inches}", "15"]),
+    (r"2 \text{ h } 30 \text{ min}", [], [], [r"2 \text{ h } 20 \text{ min}", r"30 \text{ h } 2 \text{ min}", "2"]),
+    (r"\text{Ann: 5, Bob: 3}", [], [], [r"\text{Ann: 3, Bob: 5}", r"\text{Ann: 5, Bob: 4}", r"\text{Ann: 5}", "5"]),
+    (
+        r"(5 \text{ cats}, 3 \text{ dogs})",
+        [],
+        [],
+        [r"(5 \text{ cats}, 4 \text{ dogs})", r"(3 \text{ cats}, 5 \text{ dogs})", "5"],
+    ),
+    (r"\frac12 \text{ cup}, \frac13 \text{ spoon}", ["1/2, 1/3"], [], [r"\frac12 \text{ cup}, \frac14 \text{ spoon}"]),
+    (r"x = 5 \text{ men}, y = 3 \text{ women}", ["x=5, y=3"], [], [r"x = 5 \text{ men}, y = 4 \text{ women}", "5"]),
+    (r"2x \text{ apples}, 3x \text{ pears}", [], [], [r"2x \text{ apples}, 4x \text{ pears}", "2x"]),
+    (r"\text{5 large and 3 small}", [], [], [r"\text{5 large and 2 small}", "5", "53"]),
+    (r"5 \text{ out of } 7", ["5 out of 7"], [], [r"7 \text{ out of } 5", "5", "7"]),
+    (r"x \text{ apples and } y \text{ pears}", [], [], [r"y \text{ apples and } x \text{ pears}", "x", "x y"]),
+    (r"p \text{ is prime}", [], [], [r"p \text{ is even}", "p"]),
+    (
+        r"2x \text{ cm}",
+        ["2x", r"x \cdot 2 \text{ cm}"],
+        [r"2x \text{ centimeters}"],
+        [r"2x \text{ m}", r"2y \text{ cm}"],
+    ),
+    ("5", [r"5 \text{ apples each}", "5千克"], [r"x = 5 \text{ is the only solution}", r"5 \text{ or so}"], ["6千克"]),
+    ("5", [], [r"5 \text{ (approximately } 5.1)"], [r"5.1 \text{ (approximately } 5)", r"5 \text{ or } 6", "5K"]),
+    # several statements by their numbers in circles
+    ("③⑤", ["3, 5", "③, ⑤", "③ ⑤", "❸❺", "5, 3"], [], ["35", "3", "③④", "3.5", "③⑤⑥"]),
+    ("⑩⑪", ["10, 11"], [], ["1011", "10"]),
+    ("③", ["3"], [], ["5"]),
+    ("①②③", ["1,2,3"], [], ["123", "①②"]),
+    # degrees
+    (
+        r"\frac{\pi}{12}",
+        [r"\frac{\pi}{12} \text{ radians}"],
+        [r"15^\circ", r"15 \text{ degrees}", "15°"],
+        ["15", r"12^\circ", r"\frac{15\pi}{12}^\circ", r"15\pi", r"\frac{\pi}{12}^\circ"],
+    ),
+    (r"180^\circ", ["180"], [r"\pi", r"\pi \text{ rad}"], [r"180\pi", r"2\pi", r"180 \text{ rad}"]),
+    (r"\pi", [], [], ["180", r"1^\circ", r"\pi^\circ"]),
+    (
+        r"(45^\circ, 60^\circ)",
+        [],
+        [r"\left(\frac{\pi}{4}, \frac{\pi}{3}\right)"],
+        [r"\left(\frac{\pi}{3}, \frac{\pi}{4}\right)"],
+    ),
+    (r"30^\circ, 150^\circ", [], [r"\frac{\pi}{6}, \frac{5\pi}{6}"], [r"\frac{\pi}{6}, \frac{\pi}{3}"]),
+    (r"x = 30^\circ + 180^\circ k", [], [r"x = \frac{\pi}{6} + k\pi"], [r"x = \frac{\pi}{6} + 2k\pi"]),
+    # without an end
+    (
+        r"\text{infinitely many solutions}",
+        [],
+        [r"\infty", r"\text{infinitely many}", r"\text{There are infinitely many solutions}", r"\text{infinite}"],
+        [r"-\infty", r"\text{finitely many solutions}", r"\text{no solutions}", "1"],
+    ),
+    (r"\infty", [r"+\infty"], [r"\text{infinity}"], [r"-\infty", r"\text{many solutions}", r"\text{undefined}"]),
+    # relations
+    (
+        r"b \leqslant -4 \text{ or } b = 3",
+        [r"b \leq -4 \text{ or } b = 3", r"b \leqq -4 \text{ or } b = 3", "b ⩽ -4 or b = 3"],
+        [r"(-\infty, -4] \cup \{3\}"],
+        [
+            r"(-\infty, -4) \cup \{3\}",
+            r"(-\infty, -4]",
+            r"b < -4 \text{ or } b = 3",
+            r"b \geqslant -4 \text{ or } b = 3",
+        ],
+    ),
+    (
+        r"x \geqslant 2",
+        [r"x \ge 2", r"x \geq 2", "x ≧ 2", r"x \geqq 2"],
+        [r"[2, \infty)"],
+        ["x > 2", r"x \leqslant 2", r"x \le 2"],
+    ),
+    (r"x \to 2", [], [], [r"x \ne 2"]),
+    # sets
+    (
+        r"\{t \mid t < 5/2\} - \{-1\}",
+        [r"\{t \mid t < 5/2\}-\{-1\}"],
+        [r"(-\infty,-1) \cup (-1, 5/2)", r"\{t \mid t < 5/2\} \setminus \{-1\}", r"\{t : t < 5/2, t \ne -1\}"],
+        [
+            r"(-\infty,-1) \cup (-1, 5/2]",
+            r"(-\infty, 5/2)",
+            r"\{t \mid t < 5/2\} - \{1\}",
+            r"\{t \mid t < 5/2\} \cup \{-1\}",
+        ],
+    ),
+    (
+        r"\{x \mid x < 1\} \cup \{x \mid x > 2\}",
+        [],
+        [r"(-\infty,1) \cup (2,\infty)", r"x < 1 \text{ or } x > 2", r"\mathbb{R} \setminus [1,2]"],
+        [r"(-\infty,1) \cap (2,\infty)", r"\{x \mid x < 1\}", r"(-\infty,1] \cup (2,\infty)"],
+    ),
+    (r"\{x \mid x > 0\} \cap \{x \mid x < 2\}", [], ["(0,2)"], [r"(0,2]", r"(0,\infty)"]),
+    (r"((0,1) \cup (2,3)) \cap (0,2)", [], ["(0,1)"], ["(0,2)", r"(0,1) \cup (2,3)"]),
+    (
+        r"\Big\{y \mid 0 < y < 7\Big\}",
+        [r"\{y \mid 0 < y < 7\}"],
+        [r"\left\{y \,\middle|\, 0 < y < 7\right\}", "(0,7)", r"\bigl(0, 7\bigr)"],
+        ["[0,7]", r"\Big\{y \mid 0 < y \le 7\Big\}", "(0,8)", r"\Big\{0, 7\Big\}"],
+    ),
+    (
+        r"\Bigl[\frac12, 3\Bigr)",
+        [r"\left[\frac12, 3\right)", r"\bigg[\frac12, 3\bigg)"],
+        ["0.5 \\le x < 3"],
+        [r"\Bigl(\frac12, 3\Bigr)"],
+    ),
+    # maximum and minimum
+    (
+        "2,9",
+        [],
+        [r"\text{Largest} = 9, \text{Smallest} = 2", "Largest = 9, Smallest = 2"],
+        ["Largest = 2, Smallest = 9", "9"],
+    ),
+    (
+        "9,2",
+        [],
+        ["Largest = 9, Smallest = 2", r"\min = 2, \max = 9"],
+        [r"\text{maximum } 2, \text{minimum } 9", "Largest = 9"],
+    ),
+    (
+        "-3, 5",
+        [],
+        [r"\text{greatest } 5, \text{least } -3", "Highest value: 5, lowest value: -3"],
+        [r"\max = -3, \min = 5"],
+    ),
+    ("16, 3", [], ["w = 16, d = 3"], ["w = 3, d = 16"]),
+    # names of functions
+    (
+        r"g(x) = \text{cos}\bigg(\frac{\pi}{3}x - \frac{\pi}{4}\bigg)",
+        [
+            r"g(x) = \cos\left(\frac{\pi}{3}x - \frac{\pi}{4}\right)",
+            r"\cos\left(\frac{\pi}{3}x - \frac{\pi}{4}\right)",
+        ],
+        [],
+        [r"\sin\left(\frac{\pi}{3}x - \frac{\pi}{4}\right)", r"\text{sin}\bigg(\frac{\pi}{3}x - \frac{\pi}{4}\bigg)"],
+    ),
+    (
+        r"\text{cos}^2(x)(x+1)",
+        [r"\cos^2(x)(x+1)", r"\mathrm{cos}^2(x)(x+1)"],
+        [],
+        [r"\text{sin}^2(x)(x+1)", r"\cos^2(x)"],
+    ),
+    (r"2\operatorname{ln}(x)(x+1)", [r"2\ln(x)(x+1)"], [], [r"2\text{tan}(x)(x+1)", "2(x+1)", r"2\text{ln}(x)(x+2)"]),
+    (r"30 \text{ sec}", ["30", "30 s"], [], [r"30 \text{ min}", r"31 \text{ sec}"]),
+]
 ADDED = r"\text{ eV}; \ \text{mol}; \ \mathrm{\Omega}; \,\Omega; \,\mu\mathrm{m}; \text{ \AA}; \text{ M}; \,\text{A}"
 MORE = r"\text{ T}; \text{ pc}; \text{ dB}; \text{ ly}; \text{ u}; \text{ yr}; \text{ Da}; \text{ mM}; \text{ pm};  eV"
 PRODUCTS = r"\ \mathrm{cm^{-1}}; \mathrm{~W}\,\mathrm{m}^{-2}; \,\text{N/kg}; \text{ N m}; ~\mathrm{km}/\mathrm{s}"
@@ -172,6 +343,16 @@ def test_the_same_in_another_notation_is_right_and_a_look_alike_wrong(
     gold: str, right: list[str], wrong: list[str]
 ) -> None:
     assert [answer for answer in [*right, *wrong] if is_right(answer, gold)] == right
+
+
+@pytest.mark.parametrize(("text", "same", "to_math", "other"), BOTH_WAYS)
+def test_answer_and_reference_may_change_places(
+    text: str, same: list[str], to_math: list[str], other: list[str]
+) -> None:
+    everything = [*same, *to_math, *other]
+    for check, right in ((MATH, [*same, *to_math]), (STRICT, same)):
+        assert [answer for answer in everything if is_right(answer, text, check)] == right
+        assert [gold for gold in everything if is_right(text, gold, check)] == right
 
 
 @pytest.mark.parametrize("unit", [unit.removeprefix(" ") for unit in f"{ADDED}; {MORE}; {PRODUCTS}".split(";")])
@@ -192,3 +373,35 @@ def test_the_same_number_of_another_unit_is_wrong(check: str, pair: str) -> None
 def test_spelling_and_notation_do_not_change_a_unit() -> None:
     for one, other in (("km/h", "kilometers per hour"), ("MeV", "megaelectronvolts"), ("m s^{-1}", "m/s")):
         assert canonical_unit(one) == canonical_unit(other)
+
+
+NOUNS = "cats", "red apples", "green apples", "boxes", "metal rods", "pieces of cake"
+Counts = list[tuple[int, str]]
+WAYS = [
+    lambda counts: r", ".join(rf"{number} \text{{ {noun}}}" for number, noun in counts),
+    lambda counts: r",\ ".join(rf"{number}\ \text{{{noun}}}" for number, noun in counts),
+    lambda counts: r" \text{ and } ".join(rf"{number}\mathrm{{~{noun.replace(' ', '~')}}}" for number, noun in counts),
+    lambda counts: rf"\text{{{', '.join(f'{number} {noun}' for number, noun in counts)}}}",
+    lambda counts: " and ".join(f"{number} {noun}" for number, noun in counts),
+]
+ways, numbers = st.sampled_from(WAYS), st.integers(1, 4) | st.integers(1, 999)
+counted = st.lists(st.tuples(numbers, st.sampled_from(NOUNS)), min_size=1, max_size=4, unique_by=lambda count: count[1])
+
+
+@settings(deadline=None, max_examples=25)
+@given(counted, st.integers(0, 3), numbers, ways, ways, st.randoms(use_true_random=False))
+def test_counted_things_are_equal_with_all_their_numbers(counts: Counts, index: int, number: int, way, other, chance):
+    reference, (old, noun) = way(counts), counts[index % len(counts)]
+    counts_otherwise = [(number if each[1] == noun else each[0], each[1]) for each in counts]
+    new = next(each for each in NOUNS if each not in {noun for _, noun in counts})
+    wrong = [[*counts, (number, new)], [(number, new), *counts], *([counts_otherwise] if number != old else [])]
+    wrong += [[count for count in counts if count[1] != noun]] if len(counts) > 1 else []
+    for check in (MATH, STRICT):
+        for changed in wrong:
+            alone = ", ".join(str(each) for each, _ in changed)
+            assert not is_right(other(changed), reference, check)
+            assert not is_right(reference, other(changed), check)
+            assert not is_right(alone, reference, check)
+    assert is_right(other(counts), reference)
+    assert is_right(other(chance.sample(counts, len(counts))), reference)
+    assert is_right(", ".join(str(each) for each, _ in counts), reference)

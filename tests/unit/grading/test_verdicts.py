@@ -43,7 +43,6 @@ VERDICTS = [  # reference, answers that both accept, answers that both refuse
     (r"\pi", [], ["3.14159"]),
     ("0.50", [], ["0.501"]),  # decimals against a decimal: as they stand
     ("1.2", [], [r"\frac{7}{6}"]),  # two digits say too little of what was rounded
-    (r"\frac{\pi}{2}", [], [r"90^\circ"]),  # a length of arc is no angle
     ("1010_2", [], ["10"]),  # a value for a numeral: the problem asked for one of them
     ("101_2", [], ["101_3"]),
     ("5", ["5 🎉", "5\x00", "5 cm", "**5", "**5** cm", r"5 \text{ men}", r"5\text{ m}"], [r"\infty", r"\{\}"]),
@@ -148,6 +147,7 @@ OF_MATH_ALONE = [  # reference, answers that `math_strict` refuses
     ("52_8", ["52"], []),  # the base stands in the question
     ("(0,1)", ["0,1"], []),
     (r"\frac13", ["0.333333"], []),
+    (r"\frac{\pi}{2}", [r"90^\circ"], []),  # beside pi a degree is pi/180
     ("30.52", [r"\frac{1587}{52}"], []),  # the reference has been rounded, the answer has not
     (r"(2,\infty)", ["x>2"], []),
     ("(2,3)", ["2<x<3"], []),
