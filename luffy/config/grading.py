@@ -247,8 +247,8 @@ class GradingConfig(StrictModel):
     """Grading in killable worker processes."""
 
     timeout_s: PositiveFloat = 5.0
-    """Time limit of one verification (wall-clock, without pauses for shorter work); after it the worker is killed and
-    the answer is `timed_out`. Within a run a pair of texts that timed out stays so, also after a resume."""
+    """Time limit of one verification (wall-clock); after it the worker is killed and the answer is `timed_out`. Within
+    a run a pair of texts that timed out stays so, also after a resume."""
     kind: GraderKind = MathGrader()
     """Grades every problem that names no grader."""
     named: dict[Name, GraderKind] = Field(default_factory=dict)

@@ -3,26 +3,24 @@
     with GraderPool(num_workers=2, timeout_s=5.0) as pool:
         grades = pool.grade([GradeRequest(response=r"... \boxed{52}", ground_truth="52")])
 
-A verification that hangs costs its time limit and its worker, and delays no other: after `SLICE_S` it is paused until
-the shorter ones are done. One whose worker dies gets another one, forked for it, since something else may have killed
-the first; it is `crashed` when two such workers die while the grading server lives on. Judges are called from one
-thread of this process, which only waits for sockets. Reward models score in the caller's thread.
+A verification that hangs costs its time limit and its worker. One whose worker dies gets another one, forked for it,
+since something else may have killed the first; it is `crashed` when two such workers die while the grading server lives
+on. Judges are called from one thread of this process, which only waits for sockets. Reward models score in the caller's
+thread.
 """
 
 import hashlib
-import heapq
-import itertools
 import json
 import logging
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import CancelledError, Future
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from signal import Signals
+from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING
 
 from luffy.config.execution import ExecutionConfig
@@ -31,7 +29,7 @@ from luffy.errors import ConfigError, DataError, LostError, LuffyError
 from luffy.grading.judge import Judges
 from luffy.grading.kinds import conclude, functions_of, steps
 from luffy.grading.programs import CODE, Programs
-from luffy.grading.request import LOAD, Grade, GradeRequest, JudgeRequest, Reply, RewardRequest, Verification
+from luffy.grading.request import LOAD, Grade, GradeRequest, JudgeRequest, RewardRequest, Verification
 from luffy.grading.workers import SERVER_DIED, WorkerProcess, Workers
 from luffy.types import Outcome
 
@@ -43,12 +41,6 @@ JUDGE_CACHE = "judge"
 """Folder of a stage that keeps the judge's verdicts."""
 TIMEOUTS_FILE = "timed_out.txt"
 """Names the pairs of texts whose verification timed out in a stage: they stay timed out when it is resumed."""
-SLICE_S = 0.25
-"""CPU time after which a verification can be overtaken; ordinary ones take milliseconds, on a loaded machine too."""
-OVERTAKING_S = 60.0
-"""A verification that runs long is overtaken by what is submitted within this time of it, and by nothing later."""
-_PAUSED_PER_WORKER = 8
-"""Verifications put aside at a time. Each holds what it has allocated so far, usually some tens of megabytes."""
 _MOST_LOSSES = 2
 """Workers that a verification may lose to something else: one that had been idle, or those of a server that died."""
 MEMO_SIZE = 65_536
@@ -59,79 +51,12 @@ _CLOSED_MEANWHILE = "the grader pool was closed while it was grading"
 _Open = Verification | JudgeRequest | RewardRequest
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False)
 class Job:
-    """A verification and its progress."""
+    """A verification, and the verdict that others may wait for."""
 
     work: Verification
     verdict: "Future[Grade]"
-    submitted: float = field(default_factory=time.monotonic)
-    worker: WorkerProcess | None = None
-    """Holds the computation of a job that has been put aside."""
-    seconds: float = 0.0
-    """Time that it has run for; counted against the time limit, and without the time for which it was put aside."""
-    deaths: int = 0
-    """Number of workers that were forked for it, and died while running it."""
-    losses: int = 0
-    """Number of workers whose death says nothing of it: one had been idle before, or died with the grading server."""
-
-
-class JobQueue:
-    """Jobs by the time of their submission, those put aside as though submitted `OVERTAKING_S` later."""
-
-    def __init__(self) -> None:
-        self._changed = threading.Condition()
-        self._waiting: list[tuple[float, int, Job]] = []
-        self._numbers = itertools.count()
-        self._num_aside = 0
-        self._closed = False
-
-    def submit(self, jobs: list[Job]) -> bool:
-        """Queue new jobs; returns False, and takes none, after `close`."""
-        with self._changed:
-            if self._closed:
-                return False
-            for job in jobs:
-                self._push(job.submitted, job)
-            return True
-
-    def take(self) -> Job | None:
-        """Wait for the next job and return it; None after `close`."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._waiting or self._closed)
-            if self._closed:
-                return None
-            _, _, job = heapq.heappop(self._waiting)
-            self._num_aside -= job.worker is not None
-            return job
-
-    def put_aside(self, job: Job, worker: WorkerProcess, most: int) -> bool:
-        """Pause `job` and queue it again if shorter work is waiting; return whether it was paused.
-
-        At most `most` jobs are paused at a time: each holds the memory of its `worker`.
-        """
-        due = job.submitted + OVERTAKING_S
-        with self._changed:
-            overtaken = bool(self._waiting) and self._waiting[0][0] < due
-            if self._closed or not overtaken or self._num_aside >= most:
-                return False
-            worker.signal(Signals.SIGSTOP)
-            job.worker = worker
-            self._num_aside += 1
-            self._push(due, job)
-            return True
-
-    def close(self) -> list[Job]:
-        """Wake all threads that wait in `take`; return the jobs that were still queued."""
-        with self._changed:
-            self._closed = True
-            left, self._waiting = [job for _, _, job in self._waiting], []
-            self._changed.notify_all()
-        return left
-
-    def _push(self, due: float, job: Job) -> None:
-        heapq.heappush(self._waiting, (due, next(self._numbers), job))
-        self._changed.notify()
 
 
 class VerdictMemo:
@@ -233,9 +158,9 @@ class GraderPool:
         kinds = (*self._config.kinds, *others)
         self._functions = tuple(dict.fromkeys(path for kind in kinds for path in functions_of(kind)))
         self._memo = VerdictMemo(timeout_s, memo_size, timeouts_file)
-        self._queue = JobQueue()
-        self._workers = Workers(num_workers, self._functions)
-        self._most_aside = _PAUSED_PER_WORKER * num_workers
+        self._jobs: SimpleQueue[Job | None] = SimpleQueue()
+        """None ends a thread."""
+        self._workers = Workers(self._functions)
         self._threads: list[threading.Thread] = []
         self._judges = Judges(judge_cache)
         self._programs = Programs(num_workers)
@@ -314,12 +239,25 @@ class GraderPool:
         self._programs.close()
         if "_reward_models" in vars(self):
             self._reward_models.close()
-        left = self._queue.close()
+        left = self._unbegun()
+        for _ in threads:
+            self._jobs.put(None)
         self._workers.interrupt()
         for thread in threads:
             thread.join()
         self._refuse(left, _CLOSED_MEANWHILE)
         self._workers.close()
+
+    def _unbegun(self) -> list[Job]:
+        """Empty the queue."""
+        left: list[Job] = []
+        while True:
+            try:
+                job = self._jobs.get_nowait()
+            except Empty:
+                return left
+            if job is not None:
+                left.append(job)
 
     def __enter__(self) -> "GraderPool":
         return self
@@ -359,16 +297,16 @@ class GraderPool:
         if jobs := [job for job in new if job.work.check != CODE]:
             try:
                 with self._lock:
-                    while not self._closed and len(self._threads) < self._num_workers:
+                    self._refuse_if_closed()
+                    while len(self._threads) < self._num_workers:
                         thread = threading.Thread(target=self._serve, name="grader", daemon=True)
                         thread.start()
                         self._threads.append(thread)
-                accepted = self._queue.submit(jobs)
+                    for job in jobs:
+                        self._jobs.put(job)
             except BaseException:  # others may wait for these verdicts
                 self._refuse(jobs, "the grader pool could not start")
                 raise
-            if not accepted:
-                self._refuse(jobs, _CLOSED)
         judging = {step: self._judges.submit(step) for step in wanted if isinstance(step, JudgeRequest)}
         graded: dict[_Open, Grade] = {}
         if scored := [step for step in wanted if isinstance(step, RewardRequest)]:
@@ -395,71 +333,59 @@ class GraderPool:
             self._memo.settle(job.work, job.verdict, LuffyError(why))
 
     def _serve(self) -> None:
-        """Run jobs in workers; each grader thread does so as long as the pool is open."""
-        while (job := self._queue.take()) is not None:
+        """Run jobs in a worker of this thread's own; each grader thread does so as long as the pool is open."""
+        own: WorkerProcess | None = None
+
+        def living() -> WorkerProcess:
+            nonlocal own
+            if own is None or own.is_gone:
+                own = self._workers.start()
+            return own
+
+        while (job := self._jobs.get()) is not None:
             try:
-                found: Grade | BaseException | None = self._run(job)
+                found: Grade | BaseException = self._run(job.work, living)
             except BaseException as error:  # noqa: BLE001 - the caller receives it from the future
                 found = error
-            if found is not None:
-                self._memo.settle(job.work, job.verdict, found)
+            self._memo.settle(job.work, job.verdict, found)
 
-    def _run(self, job: Job) -> Grade | None:
-        """Return the grade of a job; None where it has been put aside. LostError when the server died repeatedly.
+    def _run(self, work: Verification, living: Callable[[], WorkerProcess]) -> Grade:
+        """Return the grade of a verification in a `living` worker. LostError when the server died repeatedly.
 
-        A worker that had been idle may have died before it got the job, and with a dead server all of its workers die:
-        only the death of one that was forked for the job, and whose server lived on, may come from the job.
+        A worker that had been idle may have died before it got the work, and with a dead server all of its workers die:
+        only the death of one that was forked for the work, and whose server lived on, may come from the work.
         """
+        deaths = losses = 0
         while True:
-            worker, job.worker = job.worker, None
             try:
-                if worker is not None:  # it was paused
-                    worker.signal(Signals.SIGCONT)
-                else:
-                    worker = self._workers.take(fresh=job.deaths + job.losses > 0)
-                    worker.begin(job.work)
+                worker = living()
             except LuffyError as error:
                 self._refuse_if_closed()
-                job.losses += 1
-                if isinstance(error, LostError) and job.losses <= _MOST_LOSSES:
+                losses += 1
+                if isinstance(error, LostError) and losses <= _MOST_LOSSES:
                     continue  # its server died before it was ready
                 raise
-            reply = self._wait(job, worker)
+            worker.begin(work)
+            started = time.monotonic()
+            reply = worker.reply(self._timeout_s)
+            seconds = time.monotonic() - started
+            self._refuse_if_closed()
             if reply is None:
-                return None
+                worker.kill()
+                return replace(timed_out(self._timeout_s), seconds=seconds)
             if worker.is_gone and reply.outcome is Outcome.CRASHED:
                 is_to_blame = worker.is_fresh and not worker.is_lost
-                job.deaths, job.losses = job.deaths + is_to_blame, job.losses + (not is_to_blame)
-                if job.losses > _MOST_LOSSES:
+                deaths, losses = deaths + is_to_blame, losses + (not is_to_blame)
+                if losses > _MOST_LOSSES:
                     raise LostError(SERVER_DIED)
-                if not is_to_blame or job.deaths == 1:
-                    job.seconds = 0.0
+                if not is_to_blame or deaths == 1:
                     continue
+            worker.is_fresh = False
             if reply.misconfigured:
                 raise ConfigError(f"grading: {reply.reason}")
             if reply.outcome is Outcome.CRASHED:
-                logger.warning("grading by %s crashed: %s", job.work.check, reply.reason)
-            return Grade(reply.outcome, None, reply.reason, job.seconds, reply.reward)
-
-    def _wait(self, job: Job, worker: WorkerProcess) -> Reply | None:
-        """Wait for the reply to a job, and kill its worker at the time limit; None where it has been put aside."""
-        cpu_before = worker.cpu_seconds()
-        while True:
-            started = time.monotonic()
-            reply = worker.reply(max(0.0, min(SLICE_S, self._timeout_s - job.seconds)))
-            job.seconds += time.monotonic() - started
-            self._refuse_if_closed()
-            if reply is not None:
-                self._workers.give_back(worker)
-                return reply
-            if job.seconds >= self._timeout_s:
-                self._workers.discard(worker)
-                return Reply(Outcome.TIMED_OUT, timed_out(self._timeout_s).reason)
-            if job.work.check in ("custom", LOAD):
-                continue  # a user's function is never paused, since somebody else may be waiting for it
-            ran_long = worker.cpu_seconds() - cpu_before >= SLICE_S
-            if ran_long and self._queue.put_aside(job, worker, self._most_aside):
-                return None
+                logger.warning("grading by %s crashed: %s", work.check, reply.reason)
+            return Grade(reply.outcome, None, reply.reason, seconds, reply.reward)
 
     def _refuse_if_closed(self) -> None:
         if self._closed:

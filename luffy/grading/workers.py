@@ -17,8 +17,6 @@ from multiprocessing import Pipe
 from pathlib import Path
 from signal import Signals
 
-import psutil
-
 import luffy
 from luffy.errors import LostError, LuffyError
 from luffy.grading.request import READY, Reply, Verification, receive, send
@@ -147,7 +145,7 @@ class WorkerProcess:
         self._is_collected = False
         self._connection, remote = Pipe(duplex=True)
         with socket.socket(fileno=os.dup(self._connection.fileno())) as pipe:
-            # A stopped worker must not block its parent in a send.
+            # A worker that somebody has stopped must not block its parent in a send.
             pipe.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", int(SENDING_TIMEOUT_S), 0))
         with remote:
             self.pid, self._start = server.fork(remote.fileno())
@@ -192,14 +190,6 @@ class WorkerProcess:
             self.kill()
         return Reply(Outcome.CRASHED, "the worker died")
 
-    def cpu_seconds(self) -> float:
-        """CPU time that the worker has used since it was forked; 0 once it has died."""
-        try:
-            times = psutil.Process(self.pid).cpu_times()
-        except psutil.NoSuchProcess:
-            return 0.0
-        return float(times.user + times.system)
-
     def kill(self) -> None:
         """End the process, and what it started, with SIGKILL and collect it; may be called again."""
         self.is_gone = True
@@ -210,64 +200,37 @@ class WorkerProcess:
                 self._is_collected = True
         self._connection.close()
 
-    def signal(self, sent: Signals) -> None:
-        """Signal the group, from any thread: SIGSTOP pauses it, and of SIGKILL `reply` then sees the worker die."""
+    def interrupt(self) -> None:
+        """End the process from any thread: `reply` then sees the worker die."""
         # Until the process is reaped, its process id, which names its group, is not reused, even if it is dead.
         with self._ending:
             if not self._is_collected:
-                signal_group(self.pid, sent)
+                signal_group(self.pid, Signals.SIGKILL)
 
 
 class Workers:
-    """Hands out workers; `most_idle` of those that come back are kept. May be shared by threads."""
+    """Starts workers and knows those that live. May be shared by threads."""
 
-    def __init__(self, most_idle: int, functions: Sequence[str] = ()) -> None:
-        self._most_idle = most_idle
+    def __init__(self, functions: Sequence[str] = ()) -> None:
         self._server = ForkServer(functions)
         self._lock = threading.Lock()
-        self._idle: list[WorkerProcess] = []
         self._live: set[WorkerProcess] = set()
         self._closing = False
 
-    def take(self, *, fresh: bool = False) -> WorkerProcess:
-        """Return a worker that is ready, forked where none is idle, or where it has to be `fresh`.
-
-        LuffyError when it cannot start, LostError when the grading server is gone.
-        """
-        with self._lock:
-            if self._idle and not fresh:
-                return self._idle.pop()
+    def start(self) -> WorkerProcess:
+        """A new worker that is ready; LuffyError when it cannot start, LostError when the grading server is gone."""
         worker = WorkerProcess(self._server)
         with self._lock:
-            self._live.add(worker)
+            self._live = {each for each in self._live if not each.is_gone} | {worker}
             closing = self._closing
         if closing:
-            worker.signal(Signals.SIGKILL)
-        try:
-            worker.wait_until_ready()
-        except LuffyError:
-            self.discard(worker)
-            raise
+            worker.interrupt()
+        worker.wait_until_ready()
         return worker
-
-    def give_back(self, worker: WorkerProcess) -> None:
-        """Take back a worker that has done its work, or has died of it."""
-        with self._lock:
-            is_kept = not worker.is_gone and not self._closing and len(self._idle) < self._most_idle
-            if is_kept:
-                worker.is_fresh = False
-                self._idle.append(worker)
-        if not is_kept:
-            self.discard(worker)
-
-    def discard(self, worker: WorkerProcess) -> None:
-        worker.kill()
-        with self._lock:
-            self._live.discard(worker)
 
     def pids(self) -> list[int]:
         with self._lock:
-            return [worker.pid for worker in self._live]
+            return [worker.pid for worker in self._live if not worker.is_gone]
 
     def interrupt(self) -> None:
         """Kill all workers, and the server if it is still loading: whoever waits for one sees it die."""
@@ -276,14 +239,14 @@ class Workers:
             live = list(self._live)
         self._server.interrupt_loading()
         for worker in live:
-            worker.signal(Signals.SIGKILL)
+            worker.interrupt()
 
     def close(self) -> None:
         """End all processes. Nobody uses them any more."""
         with self._lock:
             live = list(self._live)
         for worker in live:
-            self.discard(worker)
+            worker.kill()
         self._server.close()
 
 

@@ -151,7 +151,7 @@ def test_a_function_that_fails_is_named_and_the_pool_lives_on(pool, name, outcom
     # A function that says nothing gives no reward; one that hangs or dies has been made to by the answer.
     assert math.isnan(grade.reward) if f"shop_graders:{name} r" in reason else grade.reward == 0
     if name == "raises":  # and keeps its worker
-        assert before and pool.worker_pids() == before
+        assert before and set(before) <= set(pool.worker_pids())
     assert call(pool, "verl", f"after {name}, yes").outcome is Outcome.CORRECT
 
 

@@ -1,4 +1,4 @@
-"""The pool of killable workers, with real processes and real nasty answers, and the order of its work."""
+"""The pool of killable workers, with real processes and real nasty answers."""
 
 import os
 import signal
@@ -6,18 +6,16 @@ import subprocess
 import sys
 import threading
 import time
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import cast
 
 import psutil
 import pytest
 from support.patience import PATIENCE_S, wait_until, wait_until_ended
 
 from luffy.errors import EXIT_TEMPORARY, LostError, LuffyError
-from luffy.grading.pool import OVERTAKING_S, GraderPool, Job, JobQueue
-from luffy.grading.request import GradeRequest, Verification
-from luffy.grading.workers import WorkerProcess
+from luffy.grading.pool import GraderPool
+from luffy.grading.request import GradeRequest
 from luffy.types import Outcome
 
 LIMIT_S = 5.0
@@ -143,7 +141,7 @@ def test_a_timeout_is_remembered_by_its_pool_and_by_the_next_one_that_reads_its_
         first = pool.grade_one(HANGS, "3")
         assert first.outcome is Outcome.TIMED_OUT
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(pool, "_queue", None)  # nothing can reach a worker
+            patch.setattr(pool, "_jobs", None)  # nothing can reach a worker
             assert pool.grade_one(HANGS, "3").outcome is Outcome.TIMED_OUT
     with file.open("a") as torn:
         torn.write("0123")  # what a kill leaves of a line
@@ -158,22 +156,6 @@ def test_a_timeout_is_remembered_by_its_pool_and_by_the_next_one_that_reads_its_
         assert pool.grade_one(SLOW[0].response, "3").outcome is Outcome.TIMED_OUT
     with GraderPool(1, PATIENCE_S, timeouts_file=file) as pool:  # another limit
         assert pool.grade_one(SLOW[0].response, "3").outcome is Outcome.WRONG
-
-
-def test_short_jobs_overtake_long_ones() -> None:
-    with GraderPool(num_workers=1, timeout_s=PATIENCE_S) as pool, ThreadPoolExecutor(1) as thread:
-        hanging = thread.submit(pool.grade, [GradeRequest(HANGS.replace("60", str(n)), "3") for n in (60, 61, 62)])
-        wait_until(lambda: bool(pool.worker_pids()))
-        grades = pool.grade([GradeRequest(rf"\boxed{{x+{n}}}", f"{n}+x") for n in range(20)])
-        assert {grade.outcome for grade in grades} == {Outcome.CORRECT}
-        assert not hanging.done()
-        pool.close()
-
-
-def test_a_job_put_aside_continues_where_it_stopped() -> None:
-    with GraderPool(num_workers=1, timeout_s=PATIENCE_S) as pool:
-        grades = pool.grade([*SLOW, *(GradeRequest(rf"\boxed{{x+{n}}}", "y") for n in range(20))])
-    assert [grade.outcome for grade in grades] == [Outcome.WRONG] * 24
 
 
 def test_a_pair_requested_by_several_threads_is_graded_once() -> None:
@@ -231,51 +213,3 @@ def test_workers_die_with_a_killed_parent() -> None:
         worker = psutil.Process(int(parent.stdout.readline()))
         parent.kill()
     wait_until(lambda: not worker.is_running() or worker.status() == psutil.STATUS_ZOMBIE)
-
-
-class Paused:
-    """A worker that has nothing to stop."""
-
-    def signal(self, sent: signal.Signals) -> None:
-        assert sent is signal.SIGSTOP
-
-
-def job(name: str, submitted: float = 0.0) -> Job:
-    return Job(Verification("math", name, ""), Future(), submitted)
-
-
-def names(queue: JobQueue, count: int) -> list[str]:
-    return [job.work.answer for job in (queue.take() for _ in range(count)) if job is not None]
-
-
-def aside(queue: JobQueue, job: Job, most: int = 8) -> bool:
-    return queue.put_aside(job, cast("WorkerProcess", Paused()), most)
-
-
-def test_a_job_is_put_aside_once_for_earlier_work_and_goes_on_before_much_later_work() -> None:
-    queue = JobQueue()
-    assert not aside(queue, job("a"))  # nothing is queued
-    queue.submit([job("late", OVERTAKING_S + 1)])
-    assert not aside(queue, job("a"))
-    queue.submit([job("b"), job("c")])
-    queue.submit([job("d"), job("e", OVERTAKING_S - 1)])
-    assert aside(queue, job("a"))
-    assert names(queue, 6) == ["b", "c", "d", "e", "a", "late"]
-    queue.submit([job("short")])
-    first, second = job("first", 1.0), job("second", 2.0)
-    assert aside(queue, first)
-    assert aside(queue, second)
-    assert names(queue, 2) == ["short", "first"]
-    assert not aside(queue, first)
-
-
-def test_the_number_of_jobs_put_aside_is_bounded_and_closing_returns_those_that_wait() -> None:
-    queue, waiting = JobQueue(), job("short")
-    queue.submit([waiting])
-    assert aside(queue, job("a"), most=1)
-    assert not aside(queue, job("b"), most=1)
-    queue = JobQueue()
-    queue.submit([waiting])
-    assert queue.close() == [waiting]
-    assert queue.take() is None
-    assert not queue.submit([job("b")])
