@@ -126,7 +126,7 @@ class Column:
 
 
 @dataclass(frozen=True, slots=True)
-class EvaluatedModel:
+class NamedModel:
     """A model as the runs call it that evaluated it."""
 
     identity: tuple[str, str, str]
@@ -156,7 +156,7 @@ class Result:
     """What one evaluation found of a model on one suite under one protocol."""
 
     identity: tuple[str, str, str]
-    """Of the model."""
+    """What `NamedModel` has under this name."""
     checkpoint: str
     """`base`, `sft` or `rl`."""
     step: int | None
@@ -178,7 +178,7 @@ class Result:
 class ModelResults:
     """A row of the leaderboard: a model under one protocol."""
 
-    model: EvaluatedModel
+    model: NamedModel
     decoding: str
     protocol: Mapping[str, str]
     cells: Mapping[Column, Result]
@@ -312,7 +312,7 @@ def _read_uses(workspace: Workspace) -> dict[str, list[tuple[RunRecord, str]]]:
     return uses
 
 
-def _named(results: Sequence[Result], uses: Mapping[str, Sequence[tuple[RunRecord, str]]]) -> EvaluatedModel:
+def _named(results: Sequence[Result], uses: Mapping[str, Sequence[tuple[RunRecord, str]]]) -> NamedModel:
     """The model of these results, the newest of which come first."""
     newest, method = results[0], ""
     checkpoint, step = newest.checkpoint, newest.step
@@ -330,7 +330,7 @@ def _named(results: Sequence[Result], uses: Mapping[str, Sequence[tuple[RunRecor
         step = cast("int | None", _section(config, "rl").get("steps"))
     shown = (checkpoint == "base" and model_name(_section(config, "model"))) or checkpoint_name(checkpoint)
     experiments = dict.fromkeys(record.experiment or record.name for record, _ in used)
-    return EvaluatedModel(
+    return NamedModel(
         identity=newest.identity,
         runs=tuple(dict.fromkeys(record.name for record, _ in used)),
         experiment=", ".join(experiments),
