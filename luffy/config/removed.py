@@ -37,6 +37,13 @@ REMOVED: Mapping[str, Removed] = {
         1, "every rank has whole sequences: use gradient_checkpointing, zero_stage: 3 or a lower micro_batch_tokens"
     ),
     "unsafe_local": Removed(False, "model-written code runs under bubblewrap alone (apt-get install bubblewrap)"),
+    "sft.max_tokens": Removed(None, "give sft.epochs or sft.steps"),
+    "rl.max_tokens": Removed(None, "give rl.steps"),
+    "budget.tokens": Removed(None, "give optimizer_steps; tokens are reported as costs"),
+    "budget.rollouts": Removed(None, "give optimizer_steps; rollouts are reported as costs"),
+    "budget.max_optimizer_steps": Removed(None, "give optimizer_steps"),
+    "sft_tokens": Removed(None, "give sft_steps"),
+    "select.random": Removed(None, "every point of a grid is tried: give each arm a grid of as many points"),
 }
 """By the field's own name, or by its section's and its own (`rl.seed`)."""
 REMOVED_VALUES: Mapping[tuple[str, str], str] = {

@@ -91,7 +91,6 @@ class SFTSettings(StrictModel):
         sft = self.sft
         return (
             sft.steps is None
-            or sft.max_tokens is not None
             or sft.steps % sft.steps_per_phase > 0
             or sft.optimizer.schedule.depends_on_length
             or sft.objective.depends_on_length

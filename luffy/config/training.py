@@ -81,8 +81,6 @@ class SFTConfig(StrictModel):
     """Passes over the traces."""
     steps: PositiveInt | None = None
     """Optimizer steps, in place of `epochs`."""
-    max_tokens: PositiveInt | None = None
-    """End after the step at which the response tokens learned from reach this number; None: no such limit."""
     batch_size: PositiveInt
     """Traces per optimizer step."""
     steps_per_phase: PositiveInt = 1
@@ -302,8 +300,6 @@ class RLConfig(StrictModel):
     """Seed of this stage alone (order of prompts, rollouts); None: the experiment's. Lets seeds share data and base."""
     steps: PositiveInt
     """RL steps: each rolls out, grades and updates once. Extendable: a longer run continues a shorter one."""
-    max_tokens: PositiveInt | None = None
-    """End after the step at which the tokens sampled and learned from together reach this number; None: no limit."""
     prompts_per_step: PositiveInt
     prompts_per_update: PositiveInt | None = None
     """Mini-batch of one optimizer step, in prompts; None: one optimizer step per pass."""

@@ -348,10 +348,9 @@ def _tuning(tuning: Tuning, colors: Mapping[str, str]) -> Section:
             legend = tuple((colors[arm], arm) for arm in found)
             figures.append(Figure(key, "Accuracy of each try, with its interval.", drawn, legend))
     select, tries = tuning.select, f"{tuning.num_tries} tries" if tuning.num_tries > 1 else "1 try"
-    random = ", drawn at random from its grid" if select.random is not None else ""
     ran = f"seed{'s' if len(select.seeds) > 1 else ''} {', '.join(map(str, select.seeds))}"
     words = (
-        f"Every arm had {tries}{random}, each run with {ran} and evaluated only on {select.on} ({tuning.decoding}); "
+        f"Every arm had {tries}, each run with {ran} and evaluated only on {select.on} ({tuning.decoding}); "
         "nothing that is reported above was used. The highest mean accuracy was chosen, of equal ones the first in the "
         "grid."
     )

@@ -10,10 +10,10 @@ from luffy.pipeline.reuse import complete_checkpoints
 from luffy.rl.loop import LogpGapCheck, suspicious_gap
 from luffy.stages.program import StageContext, StageResult, main
 from luffy.stages.rl_components import open_components
-from luffy.stages.training_span import adopt_shorter_run, end_of_training
+from luffy.stages.training_span import adopt_shorter_run
 from luffy.stop_request import StoppedOnRequest, stop_is_requested
 from luffy.tracking.advice import advice_on_rl
-from luffy.tracking.metrics import METRICS_FILE, GpuHours, TokenBudget, metrics_until, read_metrics
+from luffy.tracking.metrics import METRICS_FILE, GpuHours, read_metrics
 from luffy.tracking.tracker import SAMPLES_FILE, Tracker
 from luffy.training.model_folder import copy_tokenizer
 
@@ -39,19 +39,17 @@ def run(settings: RLSettings, context: StageContext) -> StageResult:
         tracker.started()
         if not start and (measured := parts.held_out.measure(0)):
             tracker.log(0, measured)
-        budget = TokenBudget(rl.max_tokens, metrics_until(context.out / METRICS_FILE, start))
         for step in range(start + 1, rl.steps + 1):
-            if (ended_by := end_of_training(parts.held_out, budget)) is not None:
-                context.events.message(f"rl.{ended_by} ended training after step {step - 1} of {rl.steps}")
+            if parts.held_out.is_over:
+                context.events.message(f"rl.validation.patience ended training after step {step - 1} of {rl.steps}")
                 break
             outcome = parts.steps.run(step)
-            budget.count(outcome.metrics)
-            measured = parts.held_out.measure(step, last=budget.is_over)
+            measured = parts.held_out.measure(step)
             tracker.log(step, outcome.metrics | measured | hours.metrics(parts.trainer.num_gpus))
             logp_gap.check(outcome.metrics)
             if step % context.tracking.samples_every == 0 or step == 1:
                 tracker.samples(step, parts.read(outcome.groups, context.tracking.num_samples))
-            is_last = step == rl.steps or end_of_training(parts.held_out, budget) is not None
+            is_last = step == rl.steps or parts.held_out.is_over
             is_due = is_last or step % context.execution.checkpoint.rl_every == 0
             is_stopped = stop_is_requested()
             if is_due or is_stopped:

@@ -10,8 +10,8 @@ from luffy.data.conversations import encode_demonstrations
 from luffy.data.templates import render_prompts
 from luffy.pipeline.reuse import complete_checkpoints
 from luffy.stages.program import StageContext, StageResult
-from luffy.stages.training_span import HeldOut, end_of_training
-from luffy.tracking.metrics import METRICS_FILE, GpuHours, TokenBudget, metrics_until, read_metrics
+from luffy.stages.training_span import HeldOut
+from luffy.tracking.metrics import METRICS_FILE, GpuHours, read_metrics
 from luffy.tracking.tracker import Tracker
 from luffy.training.model_folder import copy_tokenizer
 from luffy.training.ranks import Ranks
@@ -45,18 +45,15 @@ def run_supervised(
 
     `measure_weights` as in `HeldOut`.
     """
-    trainer, max_tokens, schedule = SupervisedTrainer(plan, ranks), None, None
-    if isinstance(settings, SFTSettings):
-        max_tokens = settings.sft.max_tokens
-        schedule = None if settings.validation is None else settings.validation.schedule
+    trainer = SupervisedTrainer(plan, ranks)
+    validation = settings.validation if isinstance(settings, SFTSettings) else None
+    schedule = None if validation is None else validation.schedule
     held_out = HeldOut(trainer.export, context.out, plan.steps, schedule, measure_weights)
     start = max(complete_checkpoints(context.out), default=0)
-    budget = TokenBudget(max_tokens, metrics_until(context.out / METRICS_FILE, start))
     with Tracker(context.out, context.key, context.labels, context.tracking, settings, resumed_from=start) as tracker:
 
         def on_step(step: int, metrics: dict[str, float]) -> bool:
-            budget.count(metrics)
-            measured = held_out.measure(step, last=budget.is_over)
+            measured = held_out.measure(step)
             tracker.log(step, metrics | measured | hours.metrics(trainer.num_gpus))
             context.events.progress(
                 step, plan.steps, loss=metrics["actor/loss"], tokens_per_s=metrics["perf/tokens_per_s"]
@@ -64,10 +61,9 @@ def run_supervised(
             return has_ended(step)
 
         def has_ended(step: int) -> bool:
-            ended_by = end_of_training(held_out, budget)
-            if ended_by is not None and step < plan.steps:
-                context.events.message(f"sft.{ended_by} ended training after step {step} of {plan.steps}")
-            return ended_by is not None
+            if held_out.is_over and step < plan.steps:
+                context.events.message(f"sft.validation.patience ended training after step {step} of {plan.steps}")
+            return held_out.is_over
 
         tracker.started()
         if not start and (measured := held_out.measure(0)):

@@ -13,7 +13,7 @@ from luffy.config.evaluation import ValidationConfig
 from luffy.errors import CheckpointError
 from luffy.files import link_or_copy
 from luffy.pipeline.reuse import CHECKPOINTS_FOLDER, complete_checkpoints, newest_checkpoint
-from luffy.tracking.metrics import METRICS_FILE, TokenBudget, metrics_until
+from luffy.tracking.metrics import METRICS_FILE, metrics_until
 
 BEST_FOLDER = "best"
 _INCOMING = "incoming"
@@ -64,12 +64,9 @@ class HeldOut:
         best = self._best_of(self._values)
         return sum(step > best for step in self._values) >= self._schedule.patience
 
-    def measure(self, step: int, *, last: bool = False) -> dict[str, float]:
-        """Metrics of the current weights, after `step` steps; empty where that step is not to be measured.
-
-        `last`: training ends with this step, earlier than planned.
-        """
-        if self._schedule is None or (step % self._schedule.every and step != self._last_step and not last):
+    def measure(self, step: int) -> dict[str, float]:
+        """Metrics of the current weights, after `step` steps; empty where that step is not to be measured."""
+        if self._schedule is None or (step % self._schedule.every and step != self._last_step):
             return {}
         began = time.perf_counter()
         assert self._measure_weights is not None
@@ -117,13 +114,6 @@ class HeldOut:
 
     def _folder(self, step: int) -> Path:
         return self._out / BEST_FOLDER / f"step_{step:06d}"
-
-
-def end_of_training(held_out: HeldOut, budget: TokenBudget) -> str | None:
-    """The setting that ends training before its last step; None: training continues."""
-    if held_out.is_over:
-        return "validation.patience"
-    return "max_tokens" if budget.is_over else None
 
 
 def adopt_shorter_run(finished: Path, out: Path, folders: Sequence[str] = ()) -> None:

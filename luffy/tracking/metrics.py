@@ -29,7 +29,6 @@ TIME_NAMESPACE = "perf"
 GPU_HOURS = "perf/gpu_hours"
 _SECONDS_AN_HOUR = 3600.0
 _START, _END = "val/", "/accuracy"
-_SPENT = ("rollout/tokens_drawn", "batch/response_tokens")
 
 
 class StepLines:
@@ -195,28 +194,3 @@ def accuracy_names(rows: Iterable[MetricRow]) -> list[str]:
     """Names of the metrics of single suites, in order; `val/accuracy` is the mean over them."""
     names = dict.fromkeys(name for row in rows for name in row)
     return [name for name in names if name.startswith(_START) and name.endswith(_END) and name != "val/accuracy"]
-
-
-class TokenBudget:
-    """Counts sampled tokens and learned response tokens from the metrics of each step, so a resumed stage ends where an
-    undisturbed one does.
-    """
-
-    def __init__(self, limit: int | None, logged: Iterable[MetricRow]) -> None:
-        """`limit` None never ends a stage; `logged` are the metrics of the steps before its checkpoint."""
-        self._limit = limit
-        self._spent = sum(tokens_spent(row) for row in logged)
-
-    @property
-    def is_over(self) -> bool:
-        """Whether the tokens so far reach the limit."""
-        return self._limit is not None and self._spent >= self._limit
-
-    def count(self, metrics: Mapping[str, float]) -> None:
-        """Add the tokens of one step."""
-        self._spent += tokens_spent(metrics)
-
-
-def tokens_spent(metrics: Mapping[str, float]) -> float:
-    """Tokens that a step sampled and response tokens that it learned from."""
-    return sum(metrics.get(name, 0.0) for name in _SPENT)

@@ -31,7 +31,6 @@ from luffy.stages import held_out
 from luffy.stages.held_out import OneVersionEngine
 from luffy.stages.program import StageResult
 from luffy.tracking.journal import RolloutJournal
-from luffy.tracking.metrics import tokens_spent
 from luffy.types import FinishReason, Group, Source
 
 STOP = "}"
@@ -324,17 +323,6 @@ def test_what_only_the_data_can_tell_is_refused_before_training(overrides, line,
     with pytest.raises(UserError, match=line):
         run_measured("sft", tmp_path, split, *overrides)
     assert not (tmp_path / "metrics.jsonl").exists()
-
-
-@pytest.mark.parametrize("stage", ["sft", "rl"])
-def test_a_limit_of_tokens_ends_a_stage_as_if_it_had_fewer_steps(stage, split, tmp_path):
-    """The limit lies within step 3; the weights after it are measured and handed on."""
-    run_measured(stage, tmp_path / "short", split, *VALIDATED, f"{stage}.steps=3")
-    spent = [tokens_spent(row) for row in rows_of(tmp_path / "short") if row["step"] > 0]
-    limit = f"{stage}.max_tokens={round(sum(spent[:2]) + spent[2] / 2)}"
-    for _ in range(2):  # begun again, the finished training takes no further step
-        run_measured(stage, tmp_path / "limited", split, *VALIDATED, limit)
-        assert_same_result(tmp_path / "short", tmp_path / "limited")
 
 
 KILLED = """

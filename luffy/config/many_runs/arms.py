@@ -8,15 +8,12 @@ from typing import NoReturn
 
 from luffy.config.evaluation import VALIDATION
 from luffy.config.experiment import ExperimentConfig, StageVisit, visits_of
-from luffy.config.group import DynamicSampling
 from luffy.config.load import chain_stages, load_experiment
 from luffy.config.many_runs.sweep_design import (
     ArmConfig,
-    BudgetConfig,
     GridPoint,
     SelectConfig,
     SweepDesign,
-    draw_points,
     grid_points,
 )
 from luffy.config.settings import CONFIGURE
@@ -29,7 +26,7 @@ from luffy.errors import ConfigError
 SHARED_NODES = ("prepare_data", "base", "evaluate_base")
 """The stages that all runs of a comparison have in common."""
 SEEDED = ("sample.seed", "sft.seed", "rl.seed")
-_BUDGETED = ("rl.steps", "rl.max_tokens", "sft.steps", "sft.epochs", "sft.max_tokens")
+_BUDGETED = ("rl.steps", "sft.steps", "sft.epochs")
 _SHARED = ("data", "model", "base", "evaluation", "grading", "synthesize", "difficulty")
 _NAMED = ("name", "chain", "method", "stages")
 _REASONS = {
@@ -122,18 +119,13 @@ def _refuse_fixed(overrides: Iterable[str], fixed: Sequence[str], where: str, wh
 
 def _points_of_arms(design: SweepDesign, arms: Sequence[_ArmPlan]) -> dict[str, tuple[GridPoint, ...]]:
     """The points that each arm tries, equally many; ConfigError where that cannot be."""
-    select, first = design.select, arms[0].name
+    first = arms[0].name
     points = {arm.name: grid_points(arm.config.grid or design.grid) for arm in arms}
-    for arm, number in ((arm, len(points[arm.name])) for arm in arms):
-        if select is not None and select.random is not None:
-            if number < select.random:
-                arm.refuse(f"grid: has {number} of the {select.random} points of select.random")
-            # Not by the experiment's seed, which is that of the data.
-            points[arm.name] = draw_points(points[arm.name], select.random, select.seeds[0])
-        elif number != len(points[first]):
+    for arm in arms:
+        if (number := len(points[arm.name])) != len(points[first]):
             arm.refuse(
                 f"grid: has {number} points, and that of arm {first} {len(points[first])}: "
-                "every arm needs the same number of points; change one of them, or set select.random"
+                "every arm needs the same number of points; change one of them"
             )
     return points
 
@@ -150,7 +142,7 @@ def _load_arm(arm: _ArmPlan, design: SweepDesign, experiment: Path, point: GridP
     unmeasured = load_experiment(experiment, [*overrides, *any_length], given_at=arm.where)
     if not {"sft", "rl"} & {*unmeasured.stages}:
         arm.refuse(f"chain {own.chain} trains nothing: there is nothing to compare")
-    lengths = (_lengths_by_tokens if budget.tokens else _lengths_by_steps)(arm, budget, unmeasured)
+    lengths = _lengths_by_steps(arm, budget.optimizer_steps, unmeasured)
     return load_experiment(experiment, [*overrides, *lengths], given_at=arm.where)
 
 
@@ -159,78 +151,21 @@ def _lengths(stages: Sequence[str], sft_steps: int, rl_steps: int) -> list[str]:
     return [*sft, f"rl.steps={rl_steps}"] if "rl" in stages else sft
 
 
-def _check_share(arm: _ArmPlan, config: ExperimentConfig, name: str, share: int | None) -> None:
-    """Refuse a missing share of SFT before RL, and one of a chain that has not both."""
-    has_both = {"sft", "rl"} <= {*config.stages}
-    if has_both and share is None:
-        unit = "optimizer steps SFT makes" if name == "sft_steps" else "tokens SFT learns from"
-        arm.refuse(f"{name}: missing; say how many {unit} before RL")
-    if not has_both and share is not None:
-        arm.refuse(f"{name} has no effect with chain {arm.config.chain}, which has not both SFT and RL; remove it")
-
-
-def _refuse_sampling(arm: _ArmPlan, config: ExperimentConfig, unit: str) -> None:
-    """The stage `sample` answers every training prompt, and only the data and the policy say how much that is."""
-    if "sample" in config.stages:
-        arm.refuse(
-            f"how many {unit} the stage sample of chain {arm.config.chain} takes is known only afterwards; give "
-            "budget.optimizer_steps, beside which they are reported"
-        )
-
-
-def _lengths_by_tokens(arm: _ArmPlan, budget: BudgetConfig, config: ExperimentConfig) -> list[str]:
-    """Every stage ends by its share of the tokens, or by the highest number of steps."""
-    assert budget.tokens is not None
-    assert budget.max_optimizer_steps is not None
-    _refuse_sampling(arm, config, "tokens")
-    if arm.config.sft_steps is not None:
-        arm.refuse("sft_steps: budget.tokens counts tokens; give sft_tokens")
-    sft_tokens = arm.config.sft_tokens
-    _check_share(arm, config, "sft_tokens", sft_tokens)
-    if sft_tokens is not None and sft_tokens >= budget.tokens:
-        arm.refuse(f"sft_tokens {sft_tokens} leaves none of budget.tokens {budget.tokens} to RL; lower it")
-    sft = config.sft if "sft" in config.stages else None
+def _lengths_by_steps(arm: _ArmPlan, budget: int, config: ExperimentConfig) -> list[str]:
+    """Overrides with which the arm makes `budget` optimizer steps."""
+    has_both, sft_steps = {"sft", "rl"} <= {*config.stages}, arm.config.sft_steps or 0
+    if has_both and not sft_steps:
+        arm.refuse("sft_steps: missing; say how many optimizer steps SFT makes before RL")
+    if sft_steps and not has_both:
+        arm.refuse(f"sft_steps has no effect with chain {arm.config.chain}, which has not both SFT and RL; remove it")
     rl = config.rl if "rl" in config.stages else None
-    planned = {
-        "sft.optimizer.schedule": sft and sft.optimizer.schedule,
-        "sft.objective": sft and sft.objective,
-        "rl.optimizer.schedule": rl and rl.optimizer.schedule,
-        "rl.critic.optimizer.schedule": rl and rl.critic and rl.critic.optimizer.schedule,
-        "rl.sampling": rl and rl.sampling,
-        "objective": rl and config.objective,
-    }
-    if plan := next((name for name, part in planned.items() if part and part.depends_on_length), None):
-        arm.refuse(f"{plan} depends on the number of steps, which is not fixed under budget.tokens; keep it constant")
-    a_step = rl.updates_per_step if rl is not None else 1
-    if budget.max_optimizer_steps < a_step:
-        arm.refuse(
-            f"budget.max_optimizer_steps {budget.max_optimizer_steps} is less than the {a_step} that an RL step makes; "
-            "raise it"
-        )
-    lengths = _lengths(config.stages, budget.max_optimizer_steps, budget.max_optimizer_steps // a_step)
-    if sft is not None:
-        lengths.append(f"sft.max_tokens={sft_tokens or budget.tokens}")
-    return [*lengths, f"rl.max_tokens={budget.tokens - (sft_tokens or 0)}"] if rl is not None else lengths
-
-
-def _lengths_by_steps(arm: _ArmPlan, budget: BudgetConfig, config: ExperimentConfig) -> list[str]:
-    """Overrides that set the number of optimizer steps, or of RL steps that sample the budget's rollouts."""
-    if arm.config.sft_tokens is not None:
-        arm.refuse("sft_tokens has no effect without budget.tokens; give sft_steps")
-    _check_share(arm, config, "sft_steps", arm.config.sft_steps)
-    sft_steps, rl = arm.config.sft_steps or 0, config.rl if "rl" in config.stages else None
-    if budget.rollouts is not None:
-        _refuse_sampling(arm, config, "rollouts")
-        return _lengths(config.stages, sft_steps, _steps_of_rollouts(arm, budget.rollouts, config))
-    assert budget.optimizer_steps is not None
-    left, a_step = budget.optimizer_steps - sft_steps, 1 if rl is None else rl.updates_per_step
+    left, a_step = budget - sft_steps, 1 if rl is None else rl.updates_per_step
     if rl is None:
-        sft_steps = budget.optimizer_steps
+        sft_steps = budget
     elif left < 1 or left % a_step:
         arm.refuse(
-            f"budget.optimizer_steps {budget.optimizer_steps} leaves {left} to RL, which is not a positive "
-            f"multiple of the {a_step} that each RL step makes (rl.passes x rl.prompts_per_step / "
-            "rl.prompts_per_update); change one of them"
+            f"budget.optimizer_steps {budget} leaves {left} to RL, which is not a positive multiple of the {a_step} "
+            "that each RL step makes (rl.passes x rl.prompts_per_step / rl.prompts_per_update); change one of them"
         )
     rounds = config.expert_iteration.rounds if "sample" in config.stages else 1  # each has an SFT
     if sft_steps % rounds:
@@ -239,27 +174,6 @@ def _lengths_by_steps(arm: _ArmPlan, budget: BudgetConfig, config: ExperimentCon
             "change one of them"
         )
     return _lengths(config.stages, sft_steps // rounds, left // a_step)
-
-
-def _steps_of_rollouts(arm: _ArmPlan, rollouts: int, config: ExperimentConfig) -> int:
-    """RL steps that draw as many responses, where every prompt has as many traces as the group takes."""
-    if config.rl is None or config.objective is None or "rl" not in config.stages:
-        arm.refuse("samples no rollouts, so a budget of rollouts does not bound it; give budget.optimizer_steps")
-    group = config.objective.group
-    depends = (group.prefix, group.guidance, group.hint, group.retry, group.anchor, config.objective.replay)
-    if isinstance(group.filter, DynamicSampling) or any(each is not None for each in depends):
-        arm.refuse(
-            f"how many rollouts {config.method} samples in a step depends on their rewards (prefixes, "
-            "guidance, hints, retries, anchors, dynamic sampling or replay); give budget.optimizer_steps"
-        )
-    traces = group.off_policy if group.off_policy_when_accuracy_at_most is None else 0
-    a_step = config.rl.prompts_per_step * (group.size - traces)
-    if rollouts % a_step:
-        arm.refuse(
-            f"samples {a_step} rollouts a step ({config.rl.prompts_per_step} prompts x {group.size - traces}), "
-            f"and budget.rollouts {rollouts} is not a multiple of that"
-        )
-    return rollouts // a_step
 
 
 def _check_equal(loaded: Mapping[str, ExperimentConfig], arms: Mapping[str, _ArmPlan]) -> None:

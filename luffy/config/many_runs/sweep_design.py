@@ -2,7 +2,7 @@
 
 import itertools
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Literal, Self
 
@@ -12,7 +12,6 @@ from luffy.config.evaluation import VALIDATION
 from luffy.config.load import FileKind
 from luffy.config.strict import RunName, StrictModel
 from luffy.config.yaml_source import flow_yaml
-from luffy.seeds import derive_seed
 
 CENTRE = "centre"
 """Name of the cell in which every axis has its centre level, and of the only cell without axes."""
@@ -80,38 +79,15 @@ def grid_points(grid: Grid | None) -> tuple[GridPoint, ...]:
     )
 
 
-def draw_points(points: Sequence[GridPoint], number: int, seed: int) -> tuple[GridPoint, ...]:
-    """`number` of the points, in their order; equal grids get equal draws. Needs at least as many."""
-    drawn = sorted(points, key=lambda point: derive_seed(seed, "grid", point.text))[:number]
-    return tuple(sorted(drawn, key=lambda point: point.number))
-
-
 class BudgetConfig(StrictModel):
-    """How much every arm learns: exactly one of `optimizer_steps`, `rollouts` and `tokens`."""
+    """How much every arm learns."""
 
-    optimizer_steps: PositiveInt | None = None
+    optimizer_steps: PositiveInt
     """Optimizer steps after the base policy, those of SFT (in all of its rounds) and of RL together."""
-    rollouts: PositiveInt | None = None
-    """Responses sampled during RL; steps of SFT are given by `sft_steps` and not counted."""
-    tokens: PositiveInt | None = None
-    """Tokens sampled and response tokens learned from, those of SFT and of RL together, so that a cheap method makes
-    more steps. An arm ends after the step that reaches the number."""
-    max_optimizer_steps: PositiveInt | None = None
-    """With `tokens`: an arm that has not reached them ends after this many optimizer steps of SFT, or of RL."""
-
-    def _complaints(self) -> Iterator[str]:
-        if [self.optimizer_steps, self.rollouts, self.tokens].count(None) != 2:
-            yield "give exactly one of optimizer_steps, rollouts and tokens"
-        if self.tokens is not None and self.max_optimizer_steps is None:
-            yield "max_optimizer_steps: missing; tokens needs it, for an arm that spends too few"
-        if self.tokens is None and self.max_optimizer_steps is not None:
-            yield "max_optimizer_steps has no effect without tokens; remove it"
 
     @property
     def text(self) -> str:
-        if self.tokens is not None:
-            return f"{self.tokens:,} tokens"
-        return f"{self.rollouts} rollouts" if self.rollouts is not None else f"{self.optimizer_steps} optimizer steps"
+        return f"{self.optimizer_steps} optimizer steps"
 
 
 class SelectConfig(StrictModel):
@@ -123,8 +99,6 @@ class SelectConfig(StrictModel):
     """Seeds of the runs that are chosen from; none of them is reported."""
     decoding: str | None = None
     """The decoding whose accuracy, mean over seeds and problems, decides; None: the experiment's first."""
-    random: PositiveInt | None = None
-    """Number of points sampled from each arm's grid, by the first of `seeds`; None: all points."""
 
 
 class ArmConfig(StrictModel):
@@ -135,9 +109,7 @@ class ArmConfig(StrictModel):
     method: str
     """A preset of `exp_configs/methods/`; in a chain with RL, the method of RL."""
     sft_steps: PositiveInt | None = None
-    """Optimizer steps of SFT, in all rounds, where RL follows; None: there is none before RL, or by `sft_tokens`."""
-    sft_tokens: PositiveInt | None = None
-    """The share of `budget.tokens` that SFT learns from where RL follows."""
+    """Optimizer steps of SFT, in all rounds, where RL follows; None: there is none before RL."""
     overrides: tuple[str, ...] = ()
     """`key.path=value`, for this arm alone."""
     grid: Grid | None = None

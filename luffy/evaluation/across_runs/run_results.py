@@ -61,13 +61,6 @@ class Costs:
     gpu_hours: float | None = None
     """Unknown without GPUs, and with the stage `sample`."""
 
-    @property
-    def tokens(self) -> float | None:
-        """Tokens sampled and learned from, as `budget.tokens` counts them."""
-        if self.generated_tokens is None or self.trained_tokens is None:
-            return None
-        return self.generated_tokens + self.trained_tokens
-
 
 @dataclass(frozen=True, slots=True)
 class CurvePoint:

@@ -42,8 +42,6 @@ Verdict = Literal["ahead", "behind", "not distinguishable"]
 Measured = tuple[str, str, Cell]
 """Cell of the design, arm ("": the base), and suite with decoding."""
 _UNTUNED = "no point of its grid has finished with every seed of select.seeds"
-_TOKENS_OFF = 0.05
-"""Relative deviation from a budget of tokens that is not reported: a stage ends with a whole step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,8 +219,7 @@ class Findings:
     def off_budget(self) -> list[str]:
         """One line for each arm that missed the budget.
 
-        SFT steps between those of RL add optimizer steps; a step whose groups were all filtered out takes none. The
-        number of tokens is lower where `max_optimizer_steps` came first, and higher where a single step takes many.
+        SFT steps between those of RL add optimizer steps; a step whose groups were all filtered out takes none.
         """
         budget, lines = self.design.budget, list[str]()
         if budget is None:
@@ -230,10 +227,7 @@ class Findings:
         for arm in self.arms:
             if (spent := arm.costs) is None:
                 continue
-            if budget.tokens is not None:
-                if spent.tokens is not None and abs(spent.tokens / budget.tokens - 1) > _TOKENS_OFF:
-                    lines.append(f"{arm.name}: {spent.tokens:,.0f} tokens a seed where the budget is {budget.tokens:,}")
-            elif budget.optimizer_steps is not None and spent.optimizer_steps not in (None, budget.optimizer_steps):
+            if spent.optimizer_steps not in (None, budget.optimizer_steps):
                 steps, wanted = spent.optimizer_steps, budget.optimizer_steps
                 lines.append(f"{arm.name}: {steps:g} optimizer steps a seed where the budget is {wanted}")
         return lines
@@ -432,7 +426,6 @@ def _tuning_values(tuning: Tuning) -> dict[str, Any]:
         "on": tuning.select.on,
         "decoding": tuning.decoding,
         "seeds": tuning.select.seeds,
-        "random": tuning.select.random is not None,
         "warnings": tuning.warnings,
         "arms": [
             {

@@ -114,27 +114,11 @@ def test_few_seeds_are_warned_of_and_other_problems_are_not_compared():
         compared(LUFFY, asked)
 
 
-@pytest.mark.parametrize(
-    ("budget", "enough", "off", "says"),
-    [
-        (
-            {"optimizer_steps": 12},
-            {},
-            {"optimizer_steps": 15.0},
-            "off: 15 optimizer steps a seed where the budget is 12",
-        ),
-        (
-            {"tokens": 20_000, "max_optimizer_steps": 48},
-            {"generated_tokens": 9_500.0, "trained_tokens": 10_400.0},
-            {"generated_tokens": 4_000.0, "trained_tokens": 5_000.0},
-            "off: 9,000 tokens a seed where the budget is 20,000",
-        ),
-    ],
-)
-def test_an_arm_that_spends_another_budget_is_told(budget, enough, off, says):
-    spent = {"enough": replace(COSTS, **enough), "off": replace(COSTS, **off)}
+def test_an_arm_that_spends_another_budget_is_told():
+    spent = {"enough": COSTS, "off": replace(COSTS, optimizer_steps=15.0)}
     arms = [replace(arm(name), seeds=(run(1, own, easy=20, hard=10),)) for name, own in spent.items()]
-    findings = compared(*arms, reference="enough", budget=budget)
+    findings = compared(*arms, reference="enough", budget={"optimizer_steps": 12})
+    says = "off: 15 optimizer steps a seed where the budget is 12"
     assert findings.off_budget == [says] == data_of(findings)["off_budget"]
     assert says in page_of(findings)
 

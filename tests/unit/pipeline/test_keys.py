@@ -113,7 +113,6 @@ def test_runs_of_different_length_share_a_series(opened, stage, short, longer, o
     [
         ("sft", ()),  # so many epochs
         ("sft", (*BY_STEPS, "sft.optimizer.schedule.kind=linear")),
-        ("sft", (*BY_STEPS, "sft.max_tokens=99")),
         ("rl", ("rl.optimizer.schedule.kind=cosine",)),
     ],
 )

@@ -12,7 +12,7 @@ from luffy.config import load_experiment
 from luffy.report.cells import step_times_table
 from luffy.tracking import metrics as module
 from luffy.tracking.advice import advice_on_responses, advice_on_rl, advice_on_rollouts, advice_on_signal, had_signal
-from luffy.tracking.metrics import GpuHours, HeldOutPoint, MetricRow, TokenBudget, held_out_curves, tokens_spent
+from luffy.tracking.metrics import GpuHours, HeldOutPoint, MetricRow, held_out_curves
 from luffy.tracking.rollout_metrics import learned_metrics, rollout_metrics, staleness_metrics
 from luffy.tracking.step_times import step_times
 from luffy.types import FinishReason, Group, Outcome, Source, Trajectory
@@ -174,24 +174,6 @@ def test_held_out_points_count_what_all_stages_had_spent() -> None:
     assert spent == [(0, 0, 0), (2, 8, 2.5), (2, 8, 2.5), (5, 18, 7.5)]
     assert points[-1] == HeldOutPoint(0.4, pytest.approx(0.3), pytest.approx(0.5), 5, 18, 7.5)
     assert held_out_curves([[{"step": 1.0, "actor/loss": 0.5}]]) == {}
-
-
-ROWS = [{"step": 1.0, "rollout/tokens_drawn": 30.0, "batch/response_tokens": 20.0}] * 4
-
-
-@pytest.mark.parametrize(("limit", "last"), [(1, 1), (50, 1), (51, 2), (100, 2), (10_000, 4), (None, 4)])
-def test_a_stage_ends_with_the_step_that_reaches_the_limit_wherever_it_was_resumed(limit, last) -> None:
-    for resumed_from in range(last + 1):
-        budget, step = TokenBudget(limit, ROWS[:resumed_from]), resumed_from
-        while not budget.is_over and step < len(ROWS):
-            budget.count(ROWS[step])
-            step += 1
-        assert step == last
-
-
-def test_sft_spends_what_it_learns_from_and_rl_also_what_it_samples() -> None:
-    assert tokens_spent({"batch/response_tokens": 7.0, "perf/step_s": 3.0}) == 7
-    assert tokens_spent(ROWS[0]) == 50
 
 
 @pytest.mark.parametrize(

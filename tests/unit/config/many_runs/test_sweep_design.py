@@ -10,7 +10,7 @@ from synthetic.settings import SMOKE
 from luffy.config import load_experiment
 from luffy.config.load import parse_overrides
 from luffy.config.many_runs.arms import made_as
-from luffy.config.many_runs.sweep_design import draw_points, grid_points, value_text
+from luffy.config.many_runs.sweep_design import grid_points, value_text
 from luffy.config.many_runs.sweep_runs import distinct, load_sweep
 from luffy.config.settings import CONFIGURE
 from luffy.errors import ConfigError
@@ -30,12 +30,6 @@ arms:
   sft_then_rl: {chain: sft_then_rl, method: on_policy, sft_steps: 4}
 """
 STEPS = "budget: {optimizer_steps: 12}\n"
-ROLLOUTS = "budget: {rollouts: 448}\n"
-TOKENS = """\
-overrides: ["sft.optimizer.schedule={kind: constant}"]
-budget: {tokens: 9000, max_optimizer_steps: 21}
-"""
-BY_TOKENS = ARMS.replace("sft_steps: 4", "sft_tokens: 2000")
 ROUNDS = """\
 arms:
   luffy: {chain: rl, method: luffy}
@@ -43,7 +37,6 @@ arms:
   then_rl: {chain: expert_iteration_then_rl, method: on_policy, sft_steps: 6}
 """
 COMPARED = HEAD + STEPS + ARMS
-PAID = HEAD + TOKENS + BY_TOKENS
 HEAT = "evaluation.decodings.sampled.temperature"
 TUNED = f"""\
 {HEAD}overrides: [data.validation_prompts=4]
@@ -74,12 +67,6 @@ def changed(text, old, new):
     return text.replace(old, new)
 
 
-def by_rollouts(other):
-    """Two arms in RL, and a budget of rollouts."""
-    arms = f"arms:\n  luffy: {{chain: rl, method: luffy}}\n  other: {{chain: rl, method: {other}}}\n"
-    return changed(HEAD, "[1, 2]", "[1]") + ROLLOUTS + arms
-
-
 # What a grid is.
 
 
@@ -93,14 +80,6 @@ def test_every_combination_is_a_point_and_the_last_key_changes_fastest():
     for point in grid_points({"rl.optimizer.lr": (1e-5, 3e-4), "sft.num_traces": (64, None), "c": ({"kind": "d"},)}):
         read = {".".join(each.path): each.value for each in parse_overrides(point.overrides, "here")}
         assert read == dict(point.values)
-
-
-def test_a_draw_is_a_function_of_the_seed_and_of_the_values_alone():
-    points = grid_points({"lr": tuple(range(20))})
-    drawn = draw_points(points, 5, seed=1)
-    assert drawn == draw_points(points, 5, seed=1) != draw_points(points, 5, seed=2)
-    assert [point.number for point in drawn] == sorted({point.number for point in drawn})
-    assert {*draw_points(points, 3, seed=1)} < {*drawn}
 
 
 def test_every_point_runs_with_every_seed(load):
@@ -142,16 +121,11 @@ def test_a_grid_may_change_stages_evaluation_or_method(load, overrides, grid, la
 # What every arm of a comparison gets.
 
 
-# Smoke.yaml makes two updates an RL step of 4 prompts; LUFFY samples 7 of 8 rows, on-policy RL all 8.
+# Smoke.yaml makes two updates an RL step of 4 prompts.
 BUDGETS = [  # a file, an arm, and what its configuration gets
     (COMPARED, "sft", {"sft.steps": 12}),
     (COMPARED, "luffy", {"rl.steps": 12 // 2}),
     (COMPARED, "sft_then_rl", {"sft.steps": 4, "rl.steps": (12 - 4) // 2}),
-    (by_rollouts("on_policy"), "luffy", {"rl.steps": 448 // (4 * 7)}),
-    (by_rollouts("on_policy"), "other", {"rl.steps": 448 // (4 * 8)}),
-    (PAID, "sft", {"sft.max_tokens": 9000, "sft.steps": 21}),
-    (PAID, "luffy", {"rl.max_tokens": 9000, "rl.steps": 21 // 2}),
-    (PAID, "sft_then_rl", {"sft.max_tokens": 2000, "rl.max_tokens": 7000}),
     (HEAD + STEPS + ROUNDS, "luffy", {"rl.steps": 12 // 2}),
     (HEAD + STEPS + ROUNDS, "rounds", {"sft.steps": 12 // 3}),
     (HEAD + STEPS + ROUNDS, "then_rl", {"sft.steps": 6 // 3, "rl.steps": (12 - 6) // 2}),
@@ -247,17 +221,6 @@ def test_a_suite_to_choose_on_is_not_reported(load):
     assert sweep.common().evaluation.only == reported
     assert {run.config.evaluation.only for run in sweep.tuning_runs()} == {("longer",)}
     assert {run.config.evaluation.only for run in sweep.reported_runs()} == {reported}
-
-
-def test_a_random_draw_gives_every_arm_equal_tries_from_grids_of_any_size(load):
-    text = changed(TUNED, "sft.optimizer.lr: [1e-4, 1e-3]", "sft.optimizer.lr: [1e-4, 2e-4, 5e-4, 1e-3]")
-    text = changed(text, "101]", "101], random: 2")
-    sweep = load(text)
-    assert {len(sweep.candidates_of(arm)) for arm in sweep.design.arms} == {2}
-    assert sweep.candidates() == load(text).candidates()
-    # Arms with the same grid get the same points.
-    drawn = [[each.point for each in sweep.candidates_of(arm)] for arm in ("luffy", "sft_then_rl")]
-    assert drawn[0] == drawn[1]
 
 
 def test_a_grid_may_go_through_a_list_of_the_method(load):
@@ -357,30 +320,16 @@ TUNED_ON_LONGER = changed(TUNED, "on: validation", "on: longer")
     ("text", "old", "new", "named"),
     [
         # The budget.
-        (COMPARED, "{optimizer_steps: 12}", "{}", "exactly one of optimizer_steps, rollouts and tokens"),
+        (COMPARED, "{optimizer_steps: 12}", "{}", "budget.optimizer_steps: is missing"),
         (COMPARED, ", sft_steps: 4", "", "arms.sft_then_rl: sft_steps: missing"),
         (COMPARED, "sft_steps: 4", "sft_steps: 5", "leaves 7 to RL"),
         (COMPARED, "sft_steps: 4", "sft_steps: 12", "leaves 0 to RL"),
         (COMPARED, "method: sft}", "method: sft, sft_steps: 2}", "sft_steps has no effect"),
         (COMPARED, "seeds: ", 'overrides: ["rl.steps=9"]\nseeds: ', "many.yaml:3: overrides: rl.steps"),
-        (COMPARED, "12}", "12, max_optimizer_steps: 9}", "max_optimizer_steps .. tokens"),
-        (COMPARED, "sft_steps: 4", "sft_tokens: 4", "sft_tokens .. budget.tokens"),
-        (COMPARED, STEPS, ROLLOUTS, "arms.sft .. rollouts"),
-        (by_rollouts("dapo"), "448", "448", "rollouts dapo samples"),
-        (by_rollouts("luffy_prefix"), "448", "448", "rollouts luffy_prefix samples"),
-        (by_rollouts("on_policy"), "448", "100", "28 rollouts a step (4 prompts x 7) .. budget.rollouts 100"),
-        (PAID, ", max_optimizer_steps: 21", "", "max_optimizer_steps: missing"),
-        (PAID, "21", "1", "max_optimizer_steps 1 .. 2"),
-        (HEAD + TOKENS + ARMS, "name", "name", "sft_then_rl: sft_steps .. sft_tokens"),
-        (HEAD + TOKENS + ARMS, ", sft_steps: 4", "", "arms.sft_then_rl: sft_tokens: missing"),
-        (PAID, "2000", "9000", "sft_tokens 9000 .. budget.tokens 9000"),
-        (PAID, "method: sft}", "method: sft, sft_tokens: 9}", "sft_tokens has no effect"),
-        (PAID, "y}", "y, overrides: [rl.optimizer.schedule.kind=cosine]}", "arms.luffy: rl.optimizer.schedule"),
-        (PAID, "method: sft}", "method: sft, overrides: [sft.max_tokens=9]}", "sft.max_tokens .. budget"),
+        (COMPARED, "12}", "12, tokens: 9}", "budget.tokens: is gone; give optimizer_steps"),
+        (COMPARED, "sft_steps: 4", "sft_tokens: 4", "sft_tokens: is gone; give sft_steps"),
         (HEAD + STEPS + ROUNDS, "12", "10", "arms.rounds: 10 optimizer steps .. 3 rounds"),
         (HEAD + STEPS + ROUNDS, "sft_steps: 6", "sft_steps: 4", "then_rl: 4 optimizer steps"),
-        (HEAD + ROLLOUTS + ROUNDS, "448", "448", "arms.rounds: how many rollouts .. sample"),
-        (HEAD + TOKENS + ROUNDS, "name", "name", "arms.rounds: how many tokens .. sample"),
         # Keys, names and files.
         (COMPARED, "reference: luffy", "reference: lufy", "reference: .. 'lufy'"),
         (COMPARED, "reference: luffy\n", "", "reference: is missing"),
@@ -411,7 +360,7 @@ TUNED_ON_LONGER = changed(TUNED, "on: validation", "on: longer")
         (TUNED, "[100, 101]", "[100, 2]", "select.seeds: 2 is also reported"),
         (TUNED, "[100, 101]", "[100, 100]", "select.seeds: give each seed once"),
         (TUNED, "[100, 101]", "[100, 101], halving: {min_resource: 6}", "select.halving: unknown key"),
-        (TUNED, "[100, 101]", "[100], random: 3", "arms.sft: grid: has 2 of the 3 points .. select.random"),
+        (TUNED, "[100, 101]", "[100], random: 3", "select.random: is gone; every point"),
         (TUNED, "[100, 101]", "[100], decoding: greed", "decoding: .. 'greed' .. greedy"),
         (TUNED, "on: validation", "on: longr", "select.on: .. 'longr'"),
         (TUNED, "validation_prompts=4", "validation_prompts=0", "select.on: the validation split has no prompts"),
@@ -422,7 +371,7 @@ TUNED_ON_LONGER = changed(TUNED, "on: validation", "on: longer")
         (GRID, "sft.num_traces: [4, 8]", "rl.steps: [4, 8]", "are the same run"),
         (GRID, "sft.num_traces: [4, 8]", "sft.seed: [4, 8]", "sft.seed .. seeds"),
         (GRID, "sft.num_traces: [4, 8]", "name: [a, b]", "name cannot be tried"),
-        (GRID, "seeds", "budget: {rollouts: 4}\nseeds", "budget: has no effect in a grid .. experiment"),
+        (GRID, "seeds", "budget: {optimizer_steps: 4}\nseeds", "budget: has no effect in a grid .. experiment"),
         (BASE_ALONE, f"sft.num_traces: [4, 8], sft.{LR[3:]}", "base.steps: [4, 8]", "seeds: .. sft or rl"),
         # Studies.
         (STUDY, "cells: [centre, budget-long]", "cells: [budget-huge]", "no cell is called 'budget-huge'"),
