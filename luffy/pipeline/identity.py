@@ -34,6 +34,7 @@ FRAME = (
     "config/fields.py",
     "config/foreign_names.py",
     "config/load.py",
+    "config/removed.py",
     "config/rules.py",
     "config/stage_kinds.py",
     "config/yaml_source.py",

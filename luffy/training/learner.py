@@ -26,7 +26,6 @@ from luffy.config.terms import ConstantValue, TermConfig
 from luffy.config.training import MovingReferenceConfig, OptimizerConfig, RLConfig, SelfTeacher, ServedTeacher
 from luffy.objectives.advantages import check_advantages, generalized_advantages, whiten
 from luffy.objectives.losses import check_custom
-from luffy.objectives.objective import SumOverRanks
 from luffy.objectives.schedules import AdaptiveCoefficients, StepObjective, objective_at, schedule_multiplier
 from luffy.seeds import derive_seed
 from luffy.training.batching import Shard, collate, shard_groups, shard_rows, take_rows
@@ -53,9 +52,7 @@ from luffy.types import Group, TrainBatch, Trajectory
 Metrics = dict[str, float]
 
 
-def batch_of(
-    shard: Shard, config: AdvantageConfig, pad_id: int, sum_over_ranks: SumOverRanks, critic: Critic | None = None
-) -> TrainBatch:
+def batch_of(shard: Shard, config: AdvantageConfig, pad_id: int, critic: Critic | None = None) -> TrainBatch:
     """This rank's rows as one batch with advantages per token; with a critic, also its values and targets."""
     accuracy_B = torch.tensor([shard.accuracies[group] for group in shard.groups], dtype=torch.float64)
     batch = collate(shard.rows, torch.tensor(shard.advantages), pad_id, accuracy_B, shard.episodes)
@@ -103,7 +100,7 @@ class Learner:
             return {}
         times = PartTimes()
         with times.part("batch"):  # with a critic, also its values
-            batch = batch_of(shard, self.objective.advantage, self.pad_id, sum_over_ranks, self.critic)
+            batch = batch_of(shard, self.objective.advantage, self.pad_id, self.critic)
         if len(shard.updates) > 1:
             # With several updates the policy moves away from the old one; with a single update they are equal.
             with times.part("logp_old"):

@@ -136,7 +136,7 @@ class Policy:
             # DeepSpeed averages gradients over ranks, but the weights are already normalised over all ranks.
             self.engine.backward(output.loss * self.engine.world_size)
             metrics.add(micro, tokens, micro_weight_KBT, output)
-        summary = metrics.summary(sum_over_ranks)
+        summary = metrics.summary()
         check_finite("loss", summary["actor/loss"])
         return summary
 

@@ -28,7 +28,7 @@ from torch import Tensor
 from luffy.config.terms import CustomLoss, DivergenceLoss, TermConfig
 from luffy.model_shape import ModelArchitecture, from_model_config
 from luffy.objectives.losses import TokenBatch, at_temperature, log_sampler_over_teacher
-from luffy.objectives.objective import LossOutput, SumOverRanks, limited, logp_gradients, passes, select
+from luffy.objectives.objective import LossOutput, limited, logp_gradients, passes, select
 from luffy.training.ranks import device, sum_over_ranks
 from luffy.types import TrainBatch
 
@@ -129,7 +129,7 @@ class UpdateMetrics:
             self._count(f"actor/{term.name}_weight", effective_BT, has_signal_BT)
             self._mean("actor/off_policy_weight_mean", effective_BT, has_signal_BT & micro.is_off_policy_BT)
 
-    def summary(self, sum_over_ranks: SumOverRanks) -> dict[str, float]:
+    def summary(self) -> dict[str, float]:
         """The metrics of the whole optimizer step over all ranks."""
         parts = [self._term_K, *self._means.values(), *self._counts.values()]
         term_K, *rest = sum_over_ranks(torch.cat(parts)).cpu().split([len(part) for part in parts])

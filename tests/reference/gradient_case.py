@@ -25,12 +25,11 @@ from luffy.config.model import DType
 from luffy.config.objective import ObjectiveConfig
 from luffy.config.terms import DivergenceLoss, TermConfig
 from luffy.config.training import OptimizerConfig
-from luffy.objectives.objective import SumOverRanks
 from luffy.objectives.schedules import StepObjective, objective_at
 from luffy.training.batching import branches_of, collate, one_shard, take_rows
 from luffy.training.deepspeed_engine import load_to_train
 from luffy.training.learner import batch_of
-from luffy.training.ranks import init_process_group, sum_over_ranks
+from luffy.training.ranks import init_process_group
 from luffy.types import FinishReason, Group, Outcome, Source, TrainBatch, Trajectory
 from reference.losses import REFERENCES
 from reference.rows import (
@@ -328,12 +327,10 @@ def _placed(batch: TrainBatch, per_row: Sequence[Tensor]) -> Tensor:
     return placed_BT
 
 
-def make_batch(
-    case: str, model: PreTrainedModel, group_numbers: Sequence[int] | None = None, total: SumOverRanks = sum_over_ranks
-) -> TrainBatch:
+def make_batch(case: str, model: PreTrainedModel, group_numbers: Sequence[int] | None = None) -> TrainBatch:
     """The engine's side of the case: collated rows, advantages, and the noisy log-probabilities.
 
-    `group_numbers` are those of this rank; None: all of them. `total` sums over the ranks that have other groups.
+    `group_numbers` are those of this rank; None: all of them.
     """
     all_rows, all_groups = trajectories(case)
     kept = [i for i, number in enumerate(all_groups) if group_numbers is None or number in group_numbers]
@@ -352,7 +349,7 @@ def make_batch(
         critic = _GivenCritic(of_kept(critic_values(all_rows)))
         shard = one_shard(as_groups(all_rows, all_groups), objective.advantage)
         of_rank = [i for i, episode in enumerate(shard.episodes) if episode in kept]
-        batch = batch_of(shard.part([of_rank]), objective.advantage, 0, total, critic)  # type: ignore[arg-type]
+        batch = batch_of(shard.part([of_rank]), objective.advantage, 0, critic)  # type: ignore[arg-type]
     *constants, teacher_all = _constants(first_with_rows_of(case), model)
     old, start, teacher = (_placed(batch, of_kept(logps)) for logps in constants)
     batch = dataclasses.replace(batch, logp_old_BT=old, logp_ref_BT=start, logp_teacher_BT=teacher)

@@ -4,7 +4,7 @@ import dataclasses
 import itertools
 import math
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from statistics import fmean
 
@@ -180,16 +180,31 @@ def test_the_speed_of_training_counts_the_rows_trained_on(run: Runs) -> None:
 # ---- what single methods do ----
 
 
-def test_exgrpo_replays_the_success_of_lowest_entropy(run: Runs) -> None:
-    steps, had_choice = run("exgrpo").steps, False
-    for number, step in enumerate(steps):
+def _replayed(found: Run) -> Iterator[tuple[Trajectory, list[Trajectory]]]:
+    """Each replayed row, with the successes of its prompt in earlier steps, the oldest first."""
+    for number, step in enumerate(found.steps):
         for group in filter(KINDS["replayed"], step.groups):
-            before = [same for earlier in steps[:number] for same in earlier.groups if same.uid == group.uid]
-            lengths = {len(row.response_ids) for same in before for row in same.rollouts if row.is_correct}
-            (replayed,) = [row for row in group.trajectories if Source.REPLAY in row.source]
-            assert len(replayed.response_ids) == min(lengths)
-            had_choice |= len(lengths) > 1
-    assert had_choice
+            before = [same for earlier in found.steps[:number] for same in earlier.groups if same.uid == group.uid]
+            (row,) = [row for row in group.trajectories if Source.REPLAY in row.source]
+            yield row, [success for same in before for success in same.rollouts if success.is_correct]
+
+
+def test_exgrpo_replays_the_success_of_lowest_entropy(run: Runs) -> None:
+    found = [
+        (len(row.response_ids), {len(success.response_ids) for success in successes})
+        for row, successes in _replayed(run("exgrpo"))
+    ]
+    assert all(length == min(lengths) for length, lengths in found)
+    assert any(len(lengths) > 1 for _, lengths in found)
+
+
+def test_exgrpo_replays_the_latest_success_where_that_is_asked_for(run: Runs) -> None:
+    found = [
+        [(each.response_ids, each.weight_version) for each in (row, *successes)]
+        for row, successes in _replayed(run("exgrpo", "objective.replay.choose=latest"))
+    ]
+    assert all(row == successes[-1] for row, *successes in found)
+    assert any(row not in successes[:-1] for row, *successes in found if len(successes) > 1)
 
 
 def test_guidance_gives_traces_where_earlier_steps_failed(run: Runs) -> None:

@@ -227,7 +227,7 @@ def test_every_real_token_is_in_one_micro_batch_within_the_budget(
 
 
 @pytest.mark.parametrize("packing", [False, True])
-def test_a_width_that_ranks_can_share_adds_padding_without_weight_at_the_end(packing: bool) -> None:
+def test_a_width_that_has_to_be_a_multiple_adds_padding_without_weight_at_the_end(packing: bool) -> None:
     batch, weight = _batch(2)
     plain, wide = (split_into_micro_batches(batch, weight, 40, packing, multiple) for multiple in (1, 7))
     for (micro, place_KBT), (wider, wider_place_KBT) in zip(plain, wide, strict=True):
