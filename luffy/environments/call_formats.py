@@ -165,27 +165,6 @@ def _end_of_broken(turn: str, start: int, closing: str) -> int:
     return end.start() if end.group() == THINK_CLOSE else end.end()
 
 
-class _NotJson(Exception):
-    """A text is not JSON; the message says why."""
-
-
-def _decoded(text: str, start: int) -> tuple[object, int]:
-    """The JSON value at `start` and where it ends; _NotJson where there is none."""
-    start = _end_of_space(text, start)
-    try:
-        refuse_deep(text, start)
-        return _DECODER.raw_decode(text, start)
-    except json.JSONDecodeError as error:
-        raise _NotJson(f"{error.msg} (character {error.pos - start} of the JSON)") from None
-    except ValueError as error:
-        raise _NotJson(str(error)) from None
-
-
-def _end_of_space(text: str, start: int) -> int:
-    space = _SPACE.match(text, start)
-    return space.end() if space else start
-
-
 def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
     found = dict(pairs)
     if len(found) < len(pairs):
@@ -216,10 +195,15 @@ _DECODER = json.JSONDecoder(
 
 def _read_json_call(text: str, start: int, key: str, resume: int) -> _Reading:
     """The call `{"name": ..., KEY: {...}}` at `start`; reading goes on at `resume` where it is not JSON."""
+    space = _SPACE.match(text, start)
+    start = space.end() if space else start
     try:
-        value, end = _decoded(text, start)
-    except _NotJson as fault:
-        return BrokenCall(f"it is not JSON: {fault}"), resume
+        refuse_deep(text, start)
+        value, end = _DECODER.raw_decode(text, start)
+    except json.JSONDecodeError as error:
+        return BrokenCall(f"it is not JSON: {error.msg} (character {error.pos - start} of the JSON)"), resume
+    except ValueError as error:
+        return BrokenCall(f"it is not JSON: {error}"), resume
     if isinstance(value, dict) and value.keys() == {"name", key}:
         name, arguments = value["name"], value[key]
         if isinstance(name, str) and isinstance(arguments, dict):

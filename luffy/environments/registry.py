@@ -78,11 +78,12 @@ def instructions_of(config: EnvironmentConfig) -> str:
     """Return the text that the system message of every prompt ends with, "" for none; ConfigError as above."""
     match config:
         case ToolsEnvironment():
-            return _described(config, _loaded(config)) if config.describe else ""
+            schemas = {name: tool.schema for name, tool in _loaded(config).items()} if config.describe else {}
+            return CALL_FORMATS[config.calls].instructions(schemas) if schemas else ""
         case CustomEnvironment():
             return config.instructions
         case VerifiersEnvironment():
-            tools = {tool["function"]["name"]: tool for tool in shared_process(config).description.tools}
+            tools = {tool["function"]["name"]: dict(tool) for tool in shared_process(config).description.tools}
             return CALL_FORMATS[config.calls].instructions(tools) if config.describe and tools else ""
         case GuessNumberEnvironment():
             return ""  # the prompt has the rules
@@ -100,10 +101,6 @@ def instructions_by_source(config: EnvironmentConfig) -> dict[str | None, str]:
 def _loaded(config: ToolsEnvironment) -> Mapping[str, Tool]:
     sandbox = SandboxOfLoop(config.sandbox)
     return load_tools(config.tools, "environment.tools", {"python": python_tool(sandbox.open_session)})
-
-
-def _described(config: ToolsEnvironment, tools: Mapping[str, Tool]) -> str:
-    return CALL_FORMATS[config.calls].instructions({name: tool.schema for name, tool in tools.items()})
 
 
 def _custom(config: CustomEnvironment) -> EnvironmentFactory:

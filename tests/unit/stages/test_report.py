@@ -4,6 +4,7 @@ import json
 import re
 import shutil
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 from synthetic.answered_stage import stage_context
@@ -18,9 +19,9 @@ from luffy.data.synthesis_card import SynthesisCard, TeacherCard
 from luffy.errors import LuffyError
 from luffy.pipeline.manifest import finished_manifest, write_manifest
 from luffy.report.cards import card_markdown, difficulty_section, synthesis_section
-from luffy.report.chain_page import chain_page, difference_table, read_chain
-from luffy.report.page import markdown
-from luffy.stages.report import run
+from luffy.report.chain_page import FinishedChain, chain_page, difference_table, read_chain
+from luffy.report.page import Page, markdown
+from luffy.stages import report as stage
 from luffy.statistics.paired import holm
 
 Chain = tuple[ExperimentConfig, dict[str, Path]]
@@ -37,11 +38,18 @@ def report(chain: Chain, out: Path, *without: str) -> tuple[str, str]:
     """The page of the chain, as HTML and as text."""
     config, inputs = chain
     kept = {name: path for name, path in inputs.items() if name not in without}
-    result = run(ReportSettings(experiment=config), stage_context("report", out, kept))
+    pages = list[Page]()
+
+    def drawn(chain: FinishedChain) -> Page:
+        pages.append(chain_page(chain))
+        return pages[-1]
+
+    with patch.object(stage, "chain_page", drawn):
+        result = stage.run(ReportSettings(experiment=config), stage_context("report", out, kept))
     assert result.outputs == ("report.html", "summary.md")
     html, summary = ((out / name).read_text() for name in result.outputs)
     stands_alone(html)
-    whole = markdown(chain_page(read_chain(config, kept)))
+    whole = markdown(*pages)
     assert tables(summary) < tables(whole) and "took" not in summary
     return html, whole
 
