@@ -25,6 +25,7 @@ logging.getLogger("httpx").setLevel(logging.WARNING)
 _Result = TypeVar("_Result")
 _LOOK_S = 1.0
 """Interval at which a caller that waits checks that the loop is still running."""
+_CONNECT_TIMEOUT_S = 10.0
 _FIRST_DELAY_S = 0.5
 _LONGER_FOR_RATES = 8
 """Factor of the delays after a 429: such limits are usually counted by the minute."""
@@ -136,7 +137,7 @@ class HTTPClient:
     @classmethod
     def to_server(cls, url: str, config: ServerConfig, setting: str = "execution.server") -> "HTTPClient":
         """A client for one of the `urls` of a section, which errors call `setting`."""
-        limits = RequestLimits(config.connect_timeout_s, config.request_timeout_s, max_retries=config.max_retries)
+        limits = RequestLimits(_CONNECT_TIMEOUT_S, config.request_timeout_s, max_retries=config.max_retries)
         return cls(url, api_key_of(config.api_key_variable, f"{setting}.api_key_variable"), limits)
 
     async def ask(self, path: str, body: Mapping[str, object] | None = None) -> Answer:

@@ -67,8 +67,7 @@ def _start(config: RayConfig, num_actors: int) -> None:
             address="local",
             # One CPU per actor for Ray's bookkeeping, even on a machine with fewer cores.
             num_cpus=max(os.cpu_count() or 1, num_actors),
-            include_dashboard=config.dashboard,
-            dashboard_host="127.0.0.1",
+            include_dashboard=False,
             log_to_driver=False,
         )
 

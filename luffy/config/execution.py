@@ -79,8 +79,6 @@ class RayConfig(StrictModel):
     """How the policy's weights reach the engines. `object_store`: through CPU memory and Ray's object store. `ipc`:
     each engine copies from the memory of the colocated rank, on their GPU. None: `ipc` where colocated, else
     `object_store`."""
-    dashboard: bool = False
-    """Start Ray's dashboard, on the loopback address (needs `pip install 'ray[default]'`)."""
     start_timeout_s: PositiveFloat = 600.0
     """Longest wait for an actor to be placed and ready."""
     call_timeout_s: PositiveFloat = 3600.0
@@ -109,8 +107,6 @@ class ServerConfig(StrictModel):
     """`http://host:8000`, without path, with `/v1` or another that serves `/chat/completions` or `/completions`."""
     api_key_variable: str = "OPENAI_API_KEY"
     """The environment variable that holds the API key for all of them."""
-    connect_timeout_s: PositiveFloat = 10.0
-    """Longest wait for a connection."""
     request_timeout_s: PositiveFloat = 1800.0
     """Longest wait for a reply, a whole response."""
     max_retries: NonNegativeInt = 5
@@ -204,7 +200,6 @@ class ExecutionConfig(StrictModel):
     Whoever may write there decides what comes out here."""
     parallel_stages: PositiveInt | None = None
     """Most stages of a run at the same time; None: as many as fit this machine's GPUs, or its cores without one."""
-    log_level: Literal["debug", "info", "warning", "error"] = "info"
 
     @property
     def uncompiled_with(self) -> str | None:

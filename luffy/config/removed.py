@@ -43,6 +43,11 @@ REMOVED: Mapping[str, Removed] = {
     "budget.rollouts": Removed(None, "give optimizer_steps; rollouts are reported as costs"),
     "budget.max_optimizer_steps": Removed(None, "give optimizer_steps"),
     "sft_tokens": Removed(None, "give sft_steps"),
+    "dashboard": Removed(
+        False, "start a cluster with its dashboard (ray start --head), and give execution.ray.address"
+    ),
+    "connect_timeout_s": Removed(10.0, "servers have ten seconds to accept a connection; remove it"),
+    "log_level": Removed("info", "log.txt of a stage has its messages from the level INFO on; remove it"),
     "select.random": Removed(None, "every point of a grid is tried: give each arm a grid of as many points"),
 }
 """By the field's own name, or by its section's and its own (`rl.seed`)."""

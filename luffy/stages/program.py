@@ -145,7 +145,6 @@ def run_program(
         job = read_job(options.config)
         if job.stage != stage:
             raise ConfigError(f"{options.config}: stage: is {job.stage!r}; run python -m luffy.stages.{job.stage}")
-        logging.getLogger().setLevel(job.execution.log_level.upper())
         _set_up_cpu(job.execution)
         out.mkdir(parents=True, exist_ok=True)
         events = EventWriter(out / EVENTS_FILE)

@@ -133,6 +133,8 @@ REFUSED = {
         ("sft.validation.decoding.temperature 0.005" + COLDEST, *SFT_BY_VLLM,
          "sft.validation.decoding.temperature=0.005"),
         ("rl.engine: .. 'vllm'", *RL, "rl.engine=embedded"),
+        ("rl.max_tokens: is gone .. rl.steps", *RL, "rl.max_tokens=9"),
+        ("execution.server.connect_timeout_s: is gone", "execution.server.connect_timeout_s=1"),
         ("execution.ray.address", *RL, RAY, "execution.ray.address=ray://head:10001"),
         ("ray.placement: colocated .. ray.engines to 1", *RL, RAY, "execution.ray={engines: 2, placement: colocated}"),
         ("ray.placement: colocated .. tensor_parallel_size to 1", *RL, RAY, "execution.ray.placement=colocated",
