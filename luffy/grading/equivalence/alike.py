@@ -1,8 +1,8 @@
 r"""Rules that recognise answers written differently from their reference.
 
 The rules parse with a small grammar of their own (`expression`) and compare values (`numeric`), in about a millisecond
-and without sympy. They only ever answer "the same" or, for names, units and words that math-verify does not look at,
-"not the same"; where they do not apply, math-verify decides.
+and without sympy. `RULES` only ever answer "the same", `CONFLICTS` "not the same": by names, units, words, and numbers
+that cannot be equal. Where neither applies, math-verify decides.
 
 Answers in words are compared here: "there are no solutions" is the empty set, "n is even" is "even". A piecewise
 function is its branches in any order. Families with an integer parameter (`\frac{\pi}{6} + k\pi`, `n \equiv 1 \pmod 3`)
@@ -25,7 +25,7 @@ from luffy.grading.equivalence.items import contradict, same_statements
 from luffy.grading.equivalence.numeric import NoValueError, close, constant_value, inexact, same, value_of
 from luffy.grading.equivalence.numeric import Value as Scalar
 from luffy.grading.equivalence.regions import same_regions
-from luffy.grading.equivalence.statement import Statement, bases, is_false, split_items, statement
+from luffy.grading.equivalence.statement import Statement, is_false, split_items, statement
 from luffy.grading.equivalence.text import QUALIFIERS, compact, strict_text, words
 from luffy.grading.equivalence.values import expansions, matched
 from luffy.grading.extract import last_box
@@ -56,7 +56,6 @@ _CONDITION = re.compile(r"^(?:if|for|when|where|,|;|\s)+|(?:,|;|\.|\s)+$", re.IG
 _OTHERWISE = re.compile(r"otherwise|else|in all other cases|in other cases")
 MAX_BRANCHES = 12
 _YES_OR_NO = re.compile(r"(?P<said>yes|no)(?:[.!]*$|[,.;:!] (?!.*\b(?:yes|no|or|and|but|maybe)\b))")
-_OR = re.compile(r"(?<![A-Za-z\\])or(?![A-Za-z])|\\(?:lor|vee)(?![A-Za-z])")
 _TIME = re.compile(r"(?P<hour>[0-9]{1,2})(?::(?P<minute>[0-5][0-9]))?(?: ?(?P<half>[ap])\.? ?m\.?)?")
 _DATE = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}|[0-9]{1,2}/[0-9]{1,2}/[0-9]{4}")
 
@@ -176,10 +175,6 @@ def conflicting(answer: str, gold: str) -> bool:
     return any(rule(answer, gold) for rule in CONFLICTS if has_one_box or rule is not _statements_contradict)
 
 
-def _bases_agree(answer: str, gold: str) -> bool | None:
-    return None if bases(strict_text(answer)) == bases(strict_text(gold)) else False
-
-
 def _junctions_agree(answer: str, gold: str) -> bool | None:
     """False where one text joins its parts by the sign of "and", the other by that of "or"."""
     signs = [{name in ("land", "wedge") for name in _JUNCTION.findall(text)} for text in (answer, gold)]
@@ -217,13 +212,6 @@ def _is_wrong_arithmetic(answer: str, gold: str) -> bool:
     return any(map(is_false, split_items(strict_text(answer))))
 
 
-def _are_choices(answer: str, gold: str) -> bool:
-    """Whether an answer has several values for the one of the reference."""
-    choices = _OR.split(strict_text(answer))
-    is_one = len(choices) > 1 and read_or_none(strict_text(gold)) is not None
-    return is_one and not all(alike(choice, gold) for choice in choices)
-
-
 def _statements_contradict(answer: str, gold: str) -> bool:
     one, other = statement(answer), statement(gold)
     return one is not None and other is not None and contradict(one, other)
@@ -231,7 +219,7 @@ def _statements_contradict(answer: str, gold: str) -> bool:
 
 def _are_told_otherwise(answer: str, gold: str) -> bool:
     """Whether items with words have other numbers or letters, or these in another order, as in "5 out of 7"."""
-    texts = [[part.rpartition("=")[2] for part in split_items(strict_text(text))] for text in (answer, gold)]
+    texts = [[_last_side(part) for part in split_items(strict_text(text))] for text in (answer, gold)]
     spoken = [any(map(_SPACED_WORD.search, parts)) for parts in texts]
     if not any(spoken) or not any(_SIGNS.search(part) for parts in texts for part in parts):
         return False
@@ -240,6 +228,12 @@ def _are_told_otherwise(answer: str, gold: str) -> bool:
         for parts in texts
     )
     return mine != yours
+
+
+def _last_side(part: str) -> str:
+    """What a chain of equations ends with; all of it with words inside: `f(x) = 5 \\text{ when } x = 3`."""
+    sides = part.split("=")
+    return part if any(map(_SPACED_WORD.search, sides[1:-1])) else sides[-1]
 
 
 def currencies_differ(answer: str, gold: str) -> bool:
@@ -402,7 +396,6 @@ def _congruent(left: Scalar, right: Scalar, whole: Fraction) -> bool:
 
 
 RULES: tuple[Callable[[str, str], bool | None], ...] = (
-    _bases_agree,
     _junctions_agree,
     same_moments,
     _ratios,
@@ -421,6 +414,5 @@ CONFLICTS: tuple[Callable[[str, str], bool], ...] = (
     _are_told_otherwise,
     _are_other_words,
     _is_wrong_arithmetic,
-    _are_choices,
     _statements_contradict,
 )

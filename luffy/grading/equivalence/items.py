@@ -185,7 +185,9 @@ def contradict(left: Statement, right: Statement) -> bool:
 
 def _items_contradict(left: Items, right: Items) -> bool:
     if len(left) == len(right) == 1:
-        return called(left[0].label) in ("", called(right[0].label)) and differ(left[0], right[0])
+        is_name = not right[0].label and not isinstance(read_or_none(left[0].label), Apply)
+        are_comparable = is_name or called(left[0].label) in ("", called(right[0].label))
+        return are_comparable and differ(left[0], right[0])
     if len(left) == len(right) and (pairs := _paired(left, right)) is not None:
         return any(differ(mine, yours) for mine, yours in pairs)
     mine, yours = ([_amount(item) for item in items] for items in (left, right))
@@ -263,8 +265,8 @@ def _descending(items: list[Item], keys: list[object]) -> list[Item]:
     """Maximum and minimum by their names, two numbers without names by their size; as they are if they are none."""
     if keys:
         return items if str(keys[0]).startswith("max") else items[::-1]
-    sizes = [size_of(_amount(item)) for item in items]
-    return items[::-1] if None not in sizes and sizes[0] < sizes[1] else items
+    first, second = (size_of(_amount(item)) for item in items)
+    return items[::-1] if first is not None and second is not None and first < second else items
 
 
 def _keys(items: Items, kind: str) -> list[object]:

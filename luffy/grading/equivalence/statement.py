@@ -72,7 +72,7 @@ _BOUNDED = re.compile(
     r"(?:where|with|for)?\s*(?:all\s+)?(?:(?P<kind>integers?)\s+)?(?P<names>[A-Za-z])\s*"
     rf"(?P<bound>(?:{_ORDER.pattern})\s*-?[0-9]{{1,4}})$"
 )
-_GIVEN = re.compile(r"(?:where|when|with|if|for)\s+(?P<names>[a-z])\s*=\s*-?[0-9.]+$")
+_GIVEN = re.compile(r"(?:where|when|with|if|for)\s+(?P<names>[a-z])\s*(?P<bound>=\s*-?[0-9.]+)$")
 _REASON = re.compile(r"(?:since|because)\s.+$")
 _REMARK = re.compile(
     r"\s*\((?:(?:an?|the)\s+[a-z]{3,}|approximately|about|exactly)\b[^()]*\)$|\s+or so$"

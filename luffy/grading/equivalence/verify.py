@@ -3,10 +3,10 @@
 math-verify's own time-outs rest on SIGALRM: they fail off the main thread, reset other people's alarms and do not
 stop a computation inside a C extension. They are switched off here; the parent's deadline is the only one.
 
-The rules (`alike`) come first: they are cheap and only say yes. math-verify decides the rest. Where it is known to be
-wrong (`tests/unit/grading/test_verdicts.py` lists the cases), it is given a text that it can read, or its yes is
-checked again: it compares to six decimals, reads capitals as small letters (`R - r` is 0), drops units, primes and
-repeated elements, and takes a set for a tuple.
+The rules come first, since they are cheap: `alike` says yes, `conflicting` no. math-verify decides the rest. Where it
+is known to be wrong (`tests/unit/grading/test_verdicts.py` lists the cases), it is given a text that it can read, or
+its yes is checked again: it compares to six decimals, reads capitals as small letters (`R - r` is 0), drops primes,
+and takes a set for a tuple. Words are factors to it.
 """
 
 import re
@@ -21,7 +21,6 @@ from luffy.grading.equivalence.alike import alike, conflicting, currencies_diffe
 from luffy.grading.equivalence.certain import normalise
 from luffy.grading.equivalence.expression import DEGREE, read_or_none, variables
 from luffy.grading.equivalence.math_strict import strictly_equal
-from luffy.grading.equivalence.numeric import constant_value, distinct
 from luffy.grading.equivalence.statement import bases, brackets, elements
 from luffy.grading.equivalence.text import (
     compact,
@@ -30,7 +29,6 @@ from luffy.grading.equivalence.text import (
     split_noun,
     strict_text,
     unadorned,
-    without_groups,
     without_unit,
     without_upright_units,
     without_variable,
@@ -74,7 +72,7 @@ def verify_answer(answer: str, ground_truth: str) -> Outcome:
 
     May take forever, exhaust its memory or crash the interpreter: `9^{9^{9^9}}` is a legal answer.
     """
-    answer, ground_truth = without_groups(unadorned(answer)), without_groups(ground_truth)
+    answer = unadorned(answer)
     known = _by_money(answer, ground_truth)
     if known is not None:
         return known
@@ -101,10 +99,10 @@ def verify_answer(answer: str, ground_truth: str) -> Outcome:
 
 def _without_unit_letter(answer: str, ground_truth: str) -> tuple[str, str]:
     """Both texts, one that is a number directly before the letter of a unit without it beside a number: `5m` is 5."""
-    units = [_DROPPED_UNIT.fullmatch(strict_text(text)) for text in (answer, ground_truth)]
-    if (units[0] is None) == (units[1] is None):
-        return answer, ground_truth
-    return (answer, units[1]["value"]) if units[0] is None else (units[0]["value"], ground_truth)
+    mine, yours = (_DROPPED_UNIT.fullmatch(strict_text(text)) for text in (answer, ground_truth))
+    if mine is not None and yours is None:
+        return mine["value"], ground_truth
+    return (answer, yours["value"]) if mine is None and yours is not None else (answer, ground_truth)
 
 
 def _by_money(answer: str, ground_truth: str) -> Outcome | None:
@@ -206,20 +204,11 @@ def _primes_differ(left: str, right: str) -> bool:
     return len(mine) != len(yours) or set(mine) != set(yours)
 
 
-def _constants_differ(left: str, right: str) -> bool:
-    """Whether two constants differ exactly, without a decimal that could be rounded."""
-    mine, yours = read_or_none(left), read_or_none(right)
-    if mine is None or yours is None or "." in left + right:
-        return False
-    exact = constant_value(mine), constant_value(yours)
-    return None not in exact and distinct(*exact)
-
-
 def _are_small_and_apart(gold: Parsed, target: Parsed) -> bool:
     """Whether small constants differ in more than their last digits: six decimals see no difference there."""
-    values = [value for value in (*gold[:1], *target[:1]) if isinstance(value, Expr) and value.is_number]
-    small = [N(value, 30) for value in values if value.is_real and value.is_finite]
-    if len(small) < 2 or not all(each.is_Number for each in small):
+    values = [value for value in (*gold[:1], *target[:1]) if isinstance(value, Expr) and not value.free_symbols]
+    small = [N(value.doit(), 30) for value in values]
+    if len(small) < 2 or not all(each.is_Number and each.is_finite for each in small):
         return False  # sympy leaves `42 \bmod 43` as it is
     size = max(map(abs, small))
     return bool(size < _TINY and abs(small[0] - small[1]) > _RELATIVE * size)
@@ -251,6 +240,5 @@ GUARDS: tuple[Callable[[str, str], bool], ...] = (
     _bases_differ,
     _primes_differ,
     _symbols_differ,
-    _constants_differ,
 )
 """What math-verify ignores."""

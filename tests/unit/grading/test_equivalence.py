@@ -13,7 +13,10 @@ from sympy.core.facts import InconsistentAssumptions
 from sympy.core.random import rng, seed
 from synthetic.answer_pairs import BUILT_FOR, answer_pairs
 
-from luffy.grading.checks import CHECKS, run_check
+from luffy.grading import checks
+from luffy.grading.checks import CHECKS, MATH, STRICT, run_check
+from luffy.grading.equivalence import alike as rules_of_sameness
+from luffy.grading.equivalence import verify
 from luffy.grading.equivalence.alike import alike, conflicting
 from luffy.grading.equivalence.certain import MAX_ANSWER_CHARS, refusal, settle
 from luffy.grading.equivalence.expression import UnreadableError, read, read_or_none
@@ -364,3 +367,85 @@ def test_a_contradiction_of_sympys_is_deduced_again_in_another_order_and_one_tha
     contradictions = [InconsistentAssumptions({}, "even", True)] * 100
     with pytest.raises(InconsistentAssumptions):
         run_check("math", "2\n0", "47", "")
+
+
+TABLES = {
+    "RULES": (rules_of_sameness, rules_of_sameness.RULES),
+    "CONFLICTS": (rules_of_sameness, rules_of_sameness.CONFLICTS),
+    "GUARDS": (verify, verify.GUARDS),
+}
+STEPS = {  # in the place of a step
+    "by_label": lambda *pair: pair,
+    "unadorned": lambda text: text,
+    "_by_money": lambda *pair: None,
+    "currencies_differ": lambda *pair: False,
+    "without_upright_units": lambda *pair: pair,
+    "with_primes": lambda *pair: pair,
+    "_without_unit_letter": lambda *pair: pair,
+    "_by_text": lambda *pair: None,
+    "_are_small_and_apart": lambda *parsed: False,
+    "_are_other_words": lambda *pair: False,
+    "same_phrases": lambda *pair: False,
+    "same_families": lambda *stated: None,
+    "same_statements": lambda *stated: False,
+}
+DECIDED = [  # rule, grader, reference, answer, whether it is right
+    ("RULES._junctions_agree", MATH, r"p \land q", r"p \lor q", False),
+    ("RULES.same_moments", MATH, "15:30", r"3:30\text{ PM}", True),
+    ("RULES._ratios", MATH, "3:4", r"3\text{ to }4", True),
+    (
+        "RULES.same_cases",
+        MATH,
+        r"\begin{cases} 1 & x > 0 \\ 0 & x \le 0 \end{cases}",
+        r"\begin{cases} 0, & x \leq 0, \\ 1, & x > 0. \end{cases}",
+        True,
+    ),
+    ("RULES.same_regions", MATH, r"b \leqslant -4 \text{ or } b = 3", r"(-\infty, -4] \cup \{3\}", True),
+    ("RULES.same_residues", MATH, r"n \equiv 1 \pmod 3", "n=3k+1", True),
+    ("RULES._phrases", MATH, r"\text{infinitely many solutions}", r"\infty", True),
+    ("RULES._statements", MATH, "5", "5 cm", True),
+    ("CONFLICTS.currencies_differ", STRICT, r"\$5", r"5\text{ cents}", False),
+    ("CONFLICTS._are_at_other_times", MATH, "2024-01-05", "2024-05-01", False),
+    ("CONFLICTS._are_other_ratios", MATH, "1:2:3", "1:3:2", False),
+    ("CONFLICTS._are_qualified", STRICT, "5", r"5 \text{ less}", False),
+    ("CONFLICTS._are_told_otherwise", MATH, r"5 \text{ out of } 7", r"7 \text{ out of } 5", False),
+    ("CONFLICTS._are_other_words", MATH, "ABC", "BCA", False),
+    ("CONFLICTS._is_wrong_arithmetic", MATH, "42", "43=42", False),
+    ("CONFLICTS._statements_contradict", MATH, "5,5,6", "5,6,6", False),
+    ("GUARDS._brackets_differ", MATH, "(0,1)", r"\{0,1\}", False),
+    ("GUARDS._bases_differ", MATH, "101_2", "101_3", False),
+    ("GUARDS._primes_differ", MATH, "y'", "y''", False),
+    ("GUARDS._symbols_differ", MATH, "2R", "2r", False),
+    ("by_label", MATH, r"\text{(C)}", "C. 12", True),
+    ("unadorned", MATH, "36", r"\textcolor{red}{36}", True),
+    ("_by_money", MATH, "0.75", r"75\text{ cents}", True),
+    ("currencies_differ", MATH, r"\$18", "€18", False),
+    ("without_upright_units", MATH, "7.6", r"7.6\text{ Z}", True),
+    ("with_primes", MATH, r"\frac{dy}{dx}=x", "y'=x", True),
+    ("_without_unit_letter", MATH, "5", "5m", True),
+    ("_by_text", MATH, "12.5", r"12.5\%", True),
+    ("_are_small_and_apart", MATH, r"\prod_{k=1}^{20} \frac{1}{k}", r"\prod_{k=1}^{21} \frac{1}{k}", False),
+    ("_are_other_words", MATH, "dog", "god", False),
+    ("same_phrases", MATH, r"\varnothing", r"\text{No solutions exist}", True),
+    ("same_families", MATH, r"\frac{\pi}{6} + k\pi", r"-\frac{5\pi}{6} + n\pi", True),
+    ("same_statements", MATH, "f(x) = 2x + 1", "f(n) = 2n + 1", True),
+]
+
+
+@pytest.mark.parametrize(("rule", "check", "gold", "answer", "is_right"), DECIDED, ids=[row[0] for row in DECIDED])
+def test_each_rule_and_guard_decides_a_pair_that_no_other_does(monkeypatch, rule, check, gold, answer, is_right):
+    assert (run_check(check, answer, gold, "")[0] is Outcome.CORRECT) is is_right
+    table, _, name = rule.rpartition(".")
+    if table:
+        module, rules = TABLES[table]
+        monkeypatch.setattr(module, table, tuple(each for each in rules if each.__name__ != name))
+    else:
+        for module in (checks, verify, rules_of_sameness):
+            if hasattr(module, name):
+                monkeypatch.setattr(module, name, STEPS[name])
+    assert (run_check(check, answer, gold, "")[0] is Outcome.CORRECT) is not is_right
+
+
+def test_no_rule_is_without_such_a_pair() -> None:
+    in_tables = {f"{name}.{rule.__name__}" for name, (_, rules) in TABLES.items() for rule in rules}
+    assert {rule for rule, *_ in DECIDED} == in_tables | set(STEPS)

@@ -128,8 +128,9 @@ NOTATION = [  # reference, right answers, wrong answers
     ("2x", [r"2x, \text{ where } x\in\mathbb{R}"], [r"x, \text{ where } x=2x", r"3x \text{ for all } x\in\mathbb{R}"]),
     ("42", [r"42, \text{ where } x=1"], [r"41, \text{ where } x=42", r"43, \text{ where } x=1"]),
     ("2", [], [r"1 \text{ where } x=2"]),
-    ("3", [], [r"5 \text{ when } n=3"]),
+    ("3", [], [r"5 \text{ when } n=3", r"x = 5 \text{ when } y = 3", r"f(x) = 5 \text{ when } x = 3"]),
     ("5", [r"5 \text{ when } n = 3"], []),
+    (r"x = 3 \text{ when } y = 5", ["3", r"3 \text{ for } y = 5"], [r"x = 3 \text{ when } y = 4", "5"]),
     ("f(x)=x", [r"f(x)=x \quad \forall x\in\mathbb{R}"], []),
     # units
     ("1.6e-19", [r"1.6\times10^{-19}\text{ C}"], []),
@@ -343,6 +344,7 @@ def test_the_same_in_another_notation_is_right_and_a_look_alike_wrong(
     gold: str, right: list[str], wrong: list[str]
 ) -> None:
     assert [answer for answer in [*right, *wrong] if is_right(answer, gold)] == right
+    assert not any(is_right(answer, gold, STRICT) for answer in wrong)
 
 
 @pytest.mark.parametrize(("text", "same", "to_math", "other"), BOTH_WAYS)
