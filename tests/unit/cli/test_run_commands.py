@@ -33,7 +33,7 @@ from luffy.types import FinishReason, Group, Hint, Message, Outcome, Prompt, Sou
 SOURCE = {
     "kind": "file", "inputs": {"rows.jsonl": "abc123"}, "rows_in": 10, "rows_out": 6, "malformed": {"reward_model": 1},
     "rejected": {"wrong": 1, "too_long": 1}, "folded": 1, "rejected_traces": {}, "longest_rejected": {"too_long": 12},
-    "traces_out": 7, "prompt_tokens": {"min": 3, "p50": 5, "max": 9}, "trace_tokens": {}, "replays": {},
+    "traces_out": 7, "prompt_tokens": {"min": 3, "p50": 5, "max": 9}, "trace_tokens": {},
     "gold_findings": [],
 }  # fmt: skip
 WORDS = {"[UNK]": 0, "one": 1, "plus": 2, "is": 3, "two": 4, "three": 5}
@@ -255,7 +255,7 @@ print({{"torch", "prefect"}} & {{*sys.modules}}, strict._docs_in.cache_info().mi
 
 def test_the_summary_of_the_data_counts_and_names_no_row(tmp_path, capsys):
     golds = {"golds": {"meets_itself": 5, "fails": 1}, "gold_findings": [{"uid": "secret", "finding": "fails"}]}
-    suite = {**SOURCE, "malformed": {}, "rejected": {}, "folded": 0, "replays": {"same": 2, "different": 1}, **golds}
+    suite = {**SOURCE, "malformed": {}, "rejected": {}, "folded": 0, **golds}
     benchmarks = {"checked": {"suites.hard": 6}, "not_checked": ["aime24"]}
     card = {"sources": {"train": SOURCE, "suites.hard": suite}, "benchmarks": benchmarks}
     (tmp_path / "card.json").write_text(json.dumps(card))
@@ -264,7 +264,6 @@ def test_the_summary_of_the_data_counts_and_names_no_row(tmp_path, capsys):
     row = "train file 10 6 7 wrong 1, too long 1 (up to 12 tokens), folded into another 1 – reward model 1 5 (max 9) –"
     assert row in " ".join(out.split()) and "secret" not in out
     for line in (
-        "Traces of suites.hard played again in the environment: same 2, different 1",
         "Reference answers of suites.hard: meets itself 5, fails 1",
         "Training data was checked against: suites.hard; not available: aime24",
     ):
