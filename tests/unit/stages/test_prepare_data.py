@@ -345,16 +345,6 @@ def test_the_complement_holds_no_near_duplicate_of_another_split_or_of_itself(tm
     assert left == long[3] + " end"
 
 
-def test_easy_and_hard_are_the_two_sides_of_the_median(tmp_path):
-    source = written(tmp_path / "d.jsonl", [row(f"{n}?", boxed("a " * (8 * n + 1))) for n in range(9)])
-    found = {}
-    for side in ("easy", "hard"):
-        prepare(tmp_path / side, train=source, filters={"difficulty": side})
-        found[side] = set(texts(tmp_path / side))
-    assert len(found["easy"] | found["hard"]) == 9 and not found["easy"] & found["hard"]
-    assert abs(len(found["easy"]) - len(found["hard"])) <= 2
-
-
 def test_only_the_rows_asked_for_are_read(tmp_path):
     rows = [row(f"Problem {n}?", boxed("x"), data_source="abc"[n % 3], level=n % 2) for n in range(12)]
     suites = {
