@@ -38,7 +38,7 @@ _NOTHING = re.compile(
     r"(?:a )?solutions? (?:does|do) not exist|(?:the )?(?:equation|system) has no (?:real )?solutions?"
 )
 _INFINITELY_MANY = re.compile(
-    r"\+? ?\\infty|infinity|(?:there (?:is|are|exists?) )?(?:an )?infinit(?:e(?:ly many)?|y)(?: (?:number|amount) of)?"
+    r"\+? ?\\infty|infinity|(?:there (?:is|are|exists?) )?(?:an )?(?:infinite(?:ly many)?|infinity)(?: (?:number|amount) of)?"
     r"(?: (?:real|integer|such|possible|positive))?(?: (?:solutions?|values?|numbers?|integers?|functions?))?"
     r"(?: (?:of )?[a-z])?(?: exists?)?|(?:the )?(?:equation|system) has infinitely many (?:real )?solutions?"
 )
