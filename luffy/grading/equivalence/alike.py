@@ -38,8 +38,9 @@ _NOTHING = re.compile(
     r"(?:a )?solutions? (?:does|do) not exist|(?:the )?(?:equation|system) has no (?:real )?solutions?"
 )
 _INFINITELY_MANY = re.compile(
-    r"\+? ?\\infty|infinity|(?:there (?:is|are|exists?) )?(?:an )?(?:infinite(?:ly many)?|infinity)(?: (?:number|amount) of)?"
-    r"(?: (?:real|integer|such|possible|positive))?(?: (?:solutions?|values?|numbers?|integers?|functions?))?"
+    r"\+? ?\\infty|infinity|(?:there (?:is|are|exists?) )?(?:an )?(?:infinite(?:ly many)?|infinity)"
+    r"(?: (?:number|amount) of)?(?: (?:real|integer|such|possible|positive))?"
+    r"(?: (?:solutions?|values?|numbers?|integers?|functions?))?"
     r"(?: (?:of )?[a-z])?(?: exists?)?|(?:the )?(?:equation|system) has infinitely many (?:real )?solutions?"
 )
 _FILLER = re.compile(
