@@ -3,8 +3,8 @@
 math-verify's own time-outs rest on SIGALRM: they fail off the main thread, reset other people's alarms and do not
 stop a computation inside a C extension. They are switched off here; the parent's deadline is the only one.
 
-The rules come first, since they are cheap: `alike` says yes, `conflicting` no. math-verify decides the rest. Where it
-is known to be wrong (`tests/unit/grading/test_verdicts.py` lists the cases), it is given a text that it can read, or
+The rules (`alike`) come first: they are cheap and only say yes. math-verify decides the rest. Where it is
+known to be wrong (`tests/unit/grading/test_verdicts.py` lists the cases), it is given a text that it can read, or
 its yes is checked again: it compares to six decimals, reads capitals as small letters (`R - r` is 0), drops primes,
 and takes a set for a tuple. Words are factors to it.
 """
@@ -88,13 +88,12 @@ def verify_answer(answer: str, ground_truth: str) -> Outcome:
         return known
     if alike(answer, ground_truth):
         return Outcome.CORRECT
-    if conflicting(answer, ground_truth):
-        return Outcome.WRONG
     gold, target = _parse(ground_truth), _parse(answer)
     if verify(gold, target, timeout_seconds=None, allow_set_relation_comp=True):
-        return Outcome.WRONG if _disagree(answer, ground_truth, gold, target) else Outcome.CORRECT
+        is_vetoed = conflicting(answer, ground_truth) or _disagree(answer, ground_truth, gold, target)
+        return Outcome.WRONG if is_vetoed else Outcome.CORRECT
     are_read = all(any(isinstance(value, Basic | MatrixBase) for value in parsed) for parsed in (gold, target))
-    return Outcome.WRONG if are_read else Outcome.UNPARSABLE
+    return Outcome.WRONG if are_read or conflicting(answer, ground_truth) else Outcome.UNPARSABLE
 
 
 def _without_unit_letter(answer: str, ground_truth: str) -> tuple[str, str]:
