@@ -218,7 +218,7 @@ class Experiment:
 
 _WORTH_COMPILING = 200
 """Micro-batches from which a stage repays the compiler's minute: compiled, 24 layers launch 2,500 kernels fewer for
-each, and the process needs about 0.1 ms to launch one (4.4 s for 23,000 on an H200, docs/gpus.md)."""
+each, and the process needs about 0.1 ms to launch one."""
 
 
 def execution_of(config: ExperimentConfig, settings: StageSettings) -> ExecutionConfig:

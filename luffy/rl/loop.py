@@ -412,8 +412,8 @@ _SUSPICIOUS_GAP: Mapping[DType, float] = {"float32": 0.01, "bfloat16": 0.1}
 def suspicious_gap(dtype: DType, staleness_bound: int) -> float | None:
     """The mean difference of log-probabilities, in nats, above which kernels do not explain it.
 
-    Different kernels differ by about 1e-6 in float32. In bfloat16, those of SmolLM2-135M differ by 0.01 on a CPU and by
-    0.03 to 0.05 on an H200 (docs/gpus.md). None with `staleness_bound` above 0: then the policy has been updated since
+    Different kernels differ by about 1e-6 in float32. In bfloat16, those of a 0.5B model differ by 0.01 on an H200
+    (docs/performance.md). None with `staleness_bound` above 0: then the policy has been updated since
     some tokens were sampled.
     """
     return _SUSPICIOUS_GAP[dtype] if staleness_bound == 0 else None
