@@ -135,6 +135,7 @@ def one_gpu(served, tmp_path, monkeypatch):
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 text=True,
+                preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # as in a terminal
             )
         )  # fmt: skip
         return started[-1]
