@@ -153,9 +153,10 @@ def _heads_not_divided(placement: _Placement) -> Iterator[str]:
     if architecture is None:
         return
     heads, kv_heads = architecture.num_heads, architecture.num_kv_heads
-    by_rank = [ways for ways in range(1, heads + 1) if heads % ways == 0]
     # With fewer key heads than GPUs, vLLM replicates each key head.
-    by_engine = [ways for ways in by_rank if kv_heads % ways == 0 or ways % kv_heads == 0]
+    by_engine = [
+        ways for ways in range(1, heads + 1) if heads % ways == 0 and (kv_heads % ways == 0 or ways % kv_heads == 0)
+    ]
     ways = execution.vllm.tensor_parallel_size
     if (placement.has_rl_engines or placement.vllm_users) and ways not in by_engine:
         yield (

@@ -413,8 +413,8 @@ def suspicious_gap(dtype: DType, staleness_bound: int) -> float | None:
     """The mean difference of log-probabilities, in nats, above which kernels do not explain it.
 
     Different kernels differ by about 1e-6 in float32. In bfloat16, those of a 0.5B model differ by 0.01 on an H200
-    (docs/performance.md). None with `staleness_bound` above 0: then the policy has been updated since
-    some tokens were sampled.
+    (docs/performance.md). None with `staleness_bound` above 0: then the policy has been updated since some tokens were
+    sampled.
     """
     return _SUSPICIOUS_GAP[dtype] if staleness_bound == 0 else None
 

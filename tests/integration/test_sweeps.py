@@ -15,6 +15,7 @@ import pytest
 from campaigns.random_kills import processes_of
 from flow_process import IN_PROCESS, run, start, states
 from support.patience import PATIENCE_S
+from synthetic.pages import Page
 
 from luffy.cli.main import main
 from luffy.config.many_runs.sweep_runs import load_sweep
@@ -210,7 +211,8 @@ def test_a_grid_reuses_what_is_there_and_shows_a_failed_point_as_failed(tuned):
     assert {row["suite"] for row in points[0]["accuracy"]} == {"in_distribution", "longer"}
     page = (directory / "grid.html").read_text()
     assert "Failed runs" in page
-    assert page.count("; opacity: ") == 2 * 2  # a map for each suite, without the failed points
+    maps = "".join(each for figures in Page(page).figures.values() for each in figures)
+    assert maps.count("; opacity: ") == 2 * 2  # a map for each suite, without the failed points
 
 
 def test_a_comparison_counts_the_responses_and_the_steps_of_every_round(tmp_path):
