@@ -8,6 +8,7 @@ import importlib.util
 import os
 import sys
 import sysconfig
+import threading
 from collections.abc import Collection, Iterable, Iterator
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
@@ -15,6 +16,9 @@ from pathlib import Path
 from luffy.errors import ConfigError
 
 _NOT_OWN = (*(Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "platstdlib")), Path(__file__).parent)
+
+
+_PARSING = threading.Lock()
 
 
 class NotImported(Exception):
@@ -104,10 +108,19 @@ def own_imports(path: str) -> dict[str, Path]:
     return dict(sorted(found.items()))
 
 
+def parsed(source: bytes) -> ast.Module:
+    """The syntax tree of a module, from any thread; raises SyntaxError and ValueError as `ast.parse` does.
+
+    In some versions of Python (python/cpython#106905) two that are made at the same time end in a SystemError.
+    """
+    with _PARSING:
+        return ast.parse(source)
+
+
 def _imports_of(file: Path, package: str) -> Iterator[str]:
     """Names of modules that the source of a module of `package` may import; some are names within modules."""
     try:
-        nodes = list(ast.walk(ast.parse(file.read_bytes())))
+        nodes = list(ast.walk(parsed(file.read_bytes())))
     except (SyntaxError, ValueError):  # an extension in C, or an error that its import tells better
         return
     for node in nodes:
@@ -167,7 +180,7 @@ def _meant(name: str, names: Iterable[str]) -> str:
 def _names_in(file: Path) -> dict[str, ast.FunctionDef | None] | None:
     """Names that a module's source defines or imports at its top, with the functions; None where it cannot say."""
     try:
-        body = ast.parse(file.read_bytes()).body
+        body = parsed(file.read_bytes()).body
     except (SyntaxError, ValueError):  # no Python, or an error that its import tells better
         return None
     names = dict[str, ast.FunctionDef | None]()

@@ -14,6 +14,7 @@ import ast
 import functools
 import hashlib
 import json
+import threading
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -23,6 +24,7 @@ from luffy.config import StageName
 from luffy.config.settings import ReportSettings, RLSettings, SFTSettings, StageSettings
 from luffy.config.strict import FOR_IDENTITY
 from luffy.files import write_atomic
+from luffy.import_paths import parsed
 from luffy.json_text import parse_json
 
 Json = None | bool | int | float | str | list["Json"] | dict[str, "Json"]
@@ -40,6 +42,7 @@ FRAME = (
     "config/yaml_source.py",
 )
 """Files that never count: they affect a result only through settings and inputs, which the key contains."""
+_HASHING = threading.Lock()
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,10 +118,11 @@ def identifying(settings: StageSettings) -> dict[str, Json]:
 def code_identity(rooms: Iterable[str], package: Path = PACKAGE) -> dict[str, str]:
     """Each of `rooms` and the hash of its code: 16 hex digits.
 
-    Computed once in a process, so that all stages of a run have the code that it began with. Raises FileNotFoundError
-    for a room that the package does not have.
+    Computed once in a process, so that all stages of a run have the code that it began with; runs side by side wait for
+    one another. Raises FileNotFoundError for a room that the package does not have.
     """
-    return {room: _hash_of(room, package) for room in rooms}
+    with _HASHING:
+        return {room: _hash_of(room, package) for room in rooms}
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +170,7 @@ def _hash_of(room: str, package: Path) -> str:
         hashed = key = _hash(content)
         if file.suffix == ".py":
             if key not in known:
-                tree = _WithoutDocstrings().visit(ast.parse(content, filename=str(file)))
+                tree = _WithoutDocstrings().visit(parsed(content))
                 known[key] = _hash(_dump(tree).encode())
             hashed = known[key]
         lines += f"{file.relative_to(package).as_posix()}\0{hashed}\n"

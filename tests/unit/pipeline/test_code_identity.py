@@ -3,6 +3,9 @@
 import ast
 import functools
 import shutil
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from support.stages import CONFIGS
@@ -196,3 +199,24 @@ def test_damaged_notes_of_trees_are_made_again(tmp_path, damage):
 def test_a_room_that_is_gone_is_named(tmp_path):
     with pytest.raises(FileNotFoundError, match="a/none: no such room of the code"):
         in_a_new_process(["a/none"], package(tmp_path))
+
+
+def test_threads_that_need_the_code_at_once_parse_each_module_once_and_never_two(tmp_path, monkeypatch):
+    """Two at once end in a SystemError in some versions of Python; a comparison's runs are threads."""
+    package, parse, inside, parsed = tmp_path / "luffy", ast.parse, threading.Lock(), []
+
+    def slow(source, *given, **options):
+        assert inside.acquire(blocking=False), "two at once"
+        time.sleep(0.001)
+        parsed.append(source)
+        inside.release()
+        return parse(source, *given, **options)
+
+    shutil.copytree(PACKAGE / "grading", package / "grading", ignore=shutil.ignore_patterns("__pycache__"))
+    identity._hash_of.cache_clear()
+    identity._known_trees.cache_clear()
+    monkeypatch.setattr(ast, "parse", slow)
+    with ThreadPoolExecutor(4) as threads:
+        found = list(threads.map(lambda _: code_identity(["grading"], package), range(4)))
+    assert found == [found[0]] * 4
+    assert sorted(parsed) == sorted({file.read_bytes() for file in package.rglob("*.py")})
