@@ -253,7 +253,7 @@ class ReasoningGymSource(StrictModel):
 
 
 class VerifiersPackage(StrictModel):
-    """An environment of the package verifiers (0.1.9, 0.1.10 or 0.4.0), which a separate Python interpreter has."""
+    """An environment of the package verifiers (0.1.9 to 0.3.1, or 0.4.0), which a separate Python interpreter has."""
 
     environment: str = Field(min_length=1)
     """Its id, as `vf-eval` takes it: `vf-wordle` is the module `vf_wordle`."""

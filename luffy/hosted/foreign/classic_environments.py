@@ -1,4 +1,4 @@
-"""Environments of verifiers 0.1.9 and 0.1.10, which have `load_environment` and play their own `rollout`.
+"""Environments of verifiers 0.1.9 to 0.3.1, which have `load_environment` and play their own `rollout`.
 
 If a rollout asks for a response of the model, the request waits until the policy's turn arrives. So set-up, stop
 conditions, trajectories and clean-up are the environment's own, whatever it overrides. Episodes share one event loop.
@@ -18,14 +18,18 @@ from luffy.hosted.foreign.exchange import (
     EpisodeFault,
     PlainMessage,
     TaskFault,
+    Turn,
     TurnExchange,
     Unusable,
     chat_completion,
+    finish_reason,
     line_of,
     plain,
     plain_tool,
 )
 
+_PLURALS = frozenset({"states", "prompts", "completions", "answers", "tasks", "infos"})
+"""Parameters by which verifiers recognises a reward function of a whole group."""
 _PROVIDED = frozenset({"prompt", "completion", "answer", "state", "task", "info"})
 _SPLITS = {"train": "get_dataset", "eval": "get_eval_dataset"}
 _faults: contextvars.ContextVar[list[str]] = contextvars.ContextVar("faults")
@@ -36,13 +40,11 @@ class _NoModel:
     """Placeholder for the client of an environment's model."""
 
     def __getattr__(self, name: str) -> Any:
-        raise EpisodeFault("the environment uses the client of its model by itself")
+        return _used()
 
 
 def load_classic(vf: Any, environment: str, arguments: dict[str, Any]) -> "ClassicEnvironment":
     """The environment, with reward functions that report what they raise; Unusable if it cannot be used."""
-    if hasattr(importlib.import_module("verifiers.types"), "Response"):  # from 0.1.11 on
-        raise Unusable(f"verifiers {vf.__version__} is not supported any more; install 0.1.9.post3, 0.1.10 or 0.4.0")
     try:
         env = vf.load_environment(environment, **arguments)
         for leaf in leaves(env):
@@ -51,8 +53,9 @@ def load_classic(vf: Any, environment: str, arguments: dict[str, Any]) -> "Class
                 raise Unusable(f"{kind} completes text; only environments of messages can be used")
             if type(leaf).get_model_response is not vf.Environment.get_model_response:
                 raise Unusable(f"{kind} calls its model itself (get_model_response), so no policy can take its place")
+        columns = {name for dataset in _datasets(env).values() for name in dataset.column_names}
         for rubric in rubrics(env.rubric):
-            _wrap(rubric)
+            _wrap(rubric, columns)
         return ClassicEnvironment(env)
     except Unusable:
         raise
@@ -85,7 +88,7 @@ def _datasets(env: Any) -> dict[str, Any]:
     return found
 
 
-def _wrap(rubric: Any) -> None:
+def _wrap(rubric: Any, known_columns: set[str]) -> None:
     """Have the functions of a rubric report what they raise; Unusable for one of a group, or one that lacks a value."""
     functions = getattr(rubric, "funcs", [])
     for place, function in enumerate(functions):
@@ -95,10 +98,18 @@ def _wrap(rubric: Any) -> None:
             raise Unusable(
                 f"the reward function {name} compares the responses of a group; each episode is scored by itself"
             )
-        for each in parameters.values():
-            is_required = each.default is each.empty and each.kind not in (each.VAR_KEYWORD, each.VAR_POSITIONAL)
-            if is_required and each.name not in _PROVIDED | set(rubric.class_objects):
-                raise Unusable(f"the reward function {name} needs `{each.name}`, which verifiers does not give it")
+        known = _PROVIDED | set(rubric.class_objects)
+        if hasattr(rubric, "score_objects"):
+            known |= known_columns
+        if not getattr(rubric, "score_object_providers", ()):
+            required = (
+                each.name
+                for each in parameters.values()
+                if each.default is each.empty and each.kind not in (each.VAR_KEYWORD, each.VAR_POSITIONAL)
+            )
+            missing = [name for name in required if name not in known]
+            if missing:
+                raise Unusable(f"the reward function {name} needs `{missing[0]}`, which verifiers does not give it")
         functions[place] = reporting(function, name)
 
 
@@ -123,7 +134,8 @@ def reporting(function: Any, name: str) -> Any:
 
 def tools_of(env: Any) -> list[dict[str, Any]]:
     """The tools in the form of OpenAI's protocol; Unusable where the members of a group have different ones."""
-    found = [[plain_tool(tool) for tool in getattr(leaf, "oai_tools", None) or []] for leaf in leaves(env)]
+    defined = [getattr(leaf, "tool_defs", None) or getattr(leaf, "oai_tools", None) or [] for leaf in leaves(env)]
+    found = [[plain_tool(tool) for tool in tools] for tools in defined]
     if any(tools != found[0] for tools in found):
         raise Unusable("the environments of its group have different tools; use them one by one")
     return found[0]
@@ -146,8 +158,10 @@ class ClassicEpisode:
         state, faults = self._state, list[str]()
         _faults.set(faults)
         rubric = self._env.rubric
-        takes_semaphore = "score_sem" in inspect.signature(rubric.score_group).parameters  # in 0.1.9 alone
+        takes_semaphore = "score_sem" in inspect.signature(rubric.score_group).parameters
         await rubric.score_group([state], **({"score_sem": contextlib.nullcontext()} if takes_semaphore else {}))
+        if hasattr(rubric, "cleanup"):
+            await rubric.cleanup(state)
         if faults:
             raise EpisodeFault(faults[0])
         metrics = {str(name): float(value) for name, value in (state["metrics"] or {}).items()}
@@ -155,19 +169,19 @@ class ClassicEpisode:
 
     async def ask(self, state: Any, prompt: Any, *_: Any, **__: Any) -> Any:
         """The policy's next turn, as a response of the model (takes the place of `get_model_response`)."""
-        tools = {plain_tool(tool)["function"]["name"] for tool in state.get("oai_tools") or []}
+        defined = state.get("tool_defs") or state.get("oai_tools") or []
+        tools = {plain_tool(tool)["function"]["name"] for tool in defined}
         if tools != {tool["function"]["name"] for tool in tools_of(self._env)}:
             raise EpisodeFault("the tools of this task are not those of the environment")
         turn = await self.exchange.ask([plain(message) for message in prompt])
         if turn is None:
             # As verifiers has it where the context has no room for another turn: the rollout ends and is scored.
             raise importlib.import_module("verifiers").OverlongPromptError()
-        types = importlib.import_module("verifiers.types")
-        return types.ChatCompletion.model_validate(chat_completion(turn))
+        return response(turn)
 
     async def _play(self, row: dict[str, Any]) -> None:
         _asking.set(self)
-        self._state = await self._env.rollout(row, _NoModel(), "policy", {})
+        self._state = await self._env.rollout(row, client(), "policy", {})
         fault = self._state.get("error")
         # Calls of tools that end the rollout by `stop_errors` are the policy's doing.
         if fault is not None and not isinstance(fault, importlib.import_module("verifiers").ToolError):
@@ -180,6 +194,32 @@ _asking: contextvars.ContextVar[ClassicEpisode] = contextvars.ContextVar("asking
 
 async def _ask(*args: Any, **kwargs: Any) -> Any:
     return await _asking.get().ask(*args, **kwargs)
+
+
+def _used(*_: Any, **__: Any) -> Any:
+    raise EpisodeFault("the environment uses the client of its model by itself")
+
+
+def client() -> Any:
+    """What an environment is given as the client of its model, of the class that its version checks for."""
+    try:
+        base = importlib.import_module("verifiers.clients").Client
+    except ImportError:
+        return _NoModel()
+    cls = type("NoModel", (base,), {"__init__": lambda self: None, **dict.fromkeys(base.__abstractmethods__, _used)})
+    return cls()
+
+
+def response(turn: Turn) -> Any:
+    """A turn of the policy as what `get_model_response` returns in this version."""
+    types = importlib.import_module("verifiers.types")
+    if not hasattr(types, "Response"):
+        return types.ChatCompletion.model_validate(chat_completion(turn))
+    calls = [{**call, "id": f"call_{place}"} for place, call in enumerate(turn["calls"])]
+    message = {"content": turn["text"], "finish_reason": finish_reason(turn), "is_truncated": turn["is_cut"]}
+    return types.Response.model_validate(
+        {"id": "turn", "created": 0, "model": "policy", "message": {**message, "tool_calls": calls or None}}
+    )
 
 
 class ClassicEnvironment:

@@ -80,14 +80,11 @@ def countdowns(num_tasks):
 
 
 class Tools(vf.Environment):
-    oai_tools = (
+    tool_defs = (
         {
-            "type": "function",
-            "function": {
-                "name": "square",
-                "description": "A square.",
-                "parameters": {"type": "object", "properties": {"x": {"type": "integer"}}},
-            },
+            "name": "square",
+            "description": "A square.",
+            "parameters": {"type": "object", "properties": {"x": {"type": "integer"}}},
         },
     )
 
@@ -98,7 +95,7 @@ class Tools(vf.Environment):
         found = []
         for call in messages[-1]["tool_calls"]:
             try:
-                result = str(json.loads(call["function"]["arguments"])["x"] ** 2)
+                result = str(json.loads(call["arguments"])["x"] ** 2)
             except Exception as error:
                 result = str(error)
             found.append({"role": "tool", "content": result, "tool_call_id": call["id"]})

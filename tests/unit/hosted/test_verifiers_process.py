@@ -181,15 +181,6 @@ def test_an_interpreter_that_is_not_there_or_has_no_verifiers_is_named(monkeypat
         VerifiersProcess(VerifiersPackage(environment="x", python=sys.executable))
 
 
-def test_a_generation_between_the_oldest_and_the_newest_is_refused_with_those_that_are_not(tmp_path, monkeypatch):
-    (tmp_path / "verifiers").mkdir()
-    (tmp_path / "verifiers/__init__.py").write_text("__version__ = '0.3.1'\n\ndef load_environment(): ...\n")
-    (tmp_path / "verifiers/types.py").write_text("class Response: ...\n")
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    with refused("verifiers 0.3.1", "0.1.9.post3", "0.4.0", error=ConfigError):
-        VerifiersProcess(VerifiersPackage(environment="x", python=sys.executable))
-
-
 def test_a_process_that_writes_no_replies_is_ended_and_named(tmp_path):
     babbler = tmp_path / "python"
     babbler.write_text("#!/bin/sh\nhead -c 200000 /dev/zero | tr '\\0' '['; echo; sleep 600\n")

@@ -1,4 +1,4 @@
-"""A small package with the interface of verifiers 0.1.9, its faults included: exceptions of rewards become 0.0."""
+"""A small package with the classic interface of verifiers, its faults included: exceptions of rewards become 0.0."""
 
 import asyncio
 import inspect
@@ -82,7 +82,7 @@ class Environment:
 
     async def rollout(self, task, client, model, sampling_args=None):
         state = {**deepcopy(task), "client": client, "trajectory": [], "error": None, "over": False}
-        state["oai_tools"] = getattr(self, "oai_tools", [])
+        state["tool_defs"] = getattr(self, "tool_defs", [])
         state = await self.setup_state(state)
         messages = list(state["prompt"])
         while not state["error"] and not await self.is_over(state):
@@ -92,9 +92,11 @@ class Environment:
                     if state["over"]:
                         break
                 response = await self.get_model_response(state, messages)
-                turn = {key: value for key, value in response.message.items() if value is not None}
+                message = response.message
+                calls = message.get("tool_calls")
+                turn = {"role": "assistant", "content": message["content"], **({"tool_calls": calls} if calls else {})}
                 messages = [*messages, turn]
-                state["trajectory"].append(turn)
+                state["trajectory"].append(message)
             except OverlongPromptError:
                 state["over"] = True
             except Error as error:

@@ -1,10 +1,10 @@
 """What a model's response is."""
 
 
-class ChatCompletion:
+class Response:
     def __init__(self, message):
         self.message = message
 
     @classmethod
     def model_validate(cls, values):
-        return cls(values["choices"][0]["message"])
+        return cls(values["message"])
