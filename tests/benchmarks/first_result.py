@@ -1,7 +1,9 @@
-"""What a reader's first run gives, and how long it takes: the default experiment from several seeds, rounded twice.
+"""What a reader's first run gives, and how long it takes: an experiment from several seeds, rounded twice.
 
-Run: python tests/benchmarks/first_result.py [--seeds 0 1 2 3 4] [--instructions native avx2] [--at-once 1]
+Run: python tests/benchmarks/first_result.py [EXPERIMENT] [--seeds 0 1 2 3 4] [--instructions native avx2] [--at-once 1]
      [--workspace DIR]
+
+The experiment is the default one, `arithmetic`, or another shipped one with a base, SFT and RL, such as `own_data`.
 
 Each seed is run with the instructions of this CPU and with AVX2 alone, which rounds differently, as another CPU does.
 Finished stages are reused, so that the same command continues; the workspaces are DIR/native and DIR/avx2, with DIR
@@ -34,11 +36,11 @@ class FirstResult:
     seconds: dict[str, float]
 
 
-def result_of(seed: int, instructions: str, workspace: Path) -> FirstResult:
-    """Run the default experiment, or read it where it has been run."""
+def result_of(experiment: str, seed: int, instructions: str, workspace: Path) -> FirstResult:
+    """Run the experiment, or read it where it has been run."""
     fields = {"seed": seed, "execution": {"cpu_instructions": instructions}}
     # The instruction set is no part of a stage's key, so that each has a workspace of its own.
-    file = ROOT / "exp_configs" / "arithmetic.yaml"
+    file = ROOT / "exp_configs" / f"{experiment}.yaml"
     run = luffy.run(file, fields, workspace=workspace / instructions, quiet=True)
     folders = {node: stage.directory for node, stage in run.record.stages.items()}
     accuracies: dict[str, dict[str, float]] = {}
@@ -58,6 +60,7 @@ def ranged(values: Sequence[float]) -> str:
 def main() -> None:
     """Print a row for each run and one for all of them, for each suite."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("experiment", nargs="?", default="arithmetic")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
     parser.add_argument("--instructions", nargs="+", default=["native", "avx2"])
     parser.add_argument("--at-once", type=int, default=1, help="runs side by side")
@@ -65,7 +68,7 @@ def main() -> None:
     options = parser.parse_args()
     pool = ThreadPoolExecutor(options.at_once)
     jobs = [
-        pool.submit(result_of, seed, instructions, options.workspace)
+        pool.submit(result_of, options.experiment, seed, instructions, options.workspace)
         for seed in options.seeds
         for instructions in options.instructions
     ]
