@@ -1,14 +1,15 @@
 """What a reader's first run gives, and how long it takes: an experiment from several seeds, rounded twice.
 
-Run: python tests/benchmarks/first_result.py [EXPERIMENT] [--seeds 0 1 2 3 4] [--instructions native avx2] [--at-once 1]
+Run: python tests/benchmarks/first_result.py [EXPERIMENT] [--seeds 0 1 2 3 4] [--roundings native halves] [--at-once 1]
      [--workspace DIR]
 
 The experiment is the default one, `arithmetic`, or another shipped one with a base, SFT and RL, such as `own_data`.
 
-Each seed is run with the instructions of this CPU and with AVX2 alone, which rounds differently, as another CPU does.
-Finished stages are reused, so that the same command continues; the workspaces are DIR/native and DIR/avx2, with DIR
-workspace/first_result unless given. Times are those of the stages when they were made: read them only from runs that
-had the machine to themselves.
+Another kind of CPU adds numbers in another order, so each seed is run with two kinds of rounding: `native` as
+configured; `avx2` with these instructions alone, which is another one where the CPU has AVX-512; `halves` with
+micro-batches of half the tokens. Finished stages are reused, so that the same command continues; each rounding has a
+workspace of its own in DIR (workspace/first_result unless given), since it is no part of a stage's key. Times are those
+of the stages when they were made: read them only from runs that had the machine to themselves.
 """
 
 import argparse
@@ -22,6 +23,8 @@ from measuring import ROOT, show
 
 import luffy
 from luffy.api.runs import read_accuracies
+from luffy.config import load_experiment
+from luffy.config.yaml_source import Value
 from luffy.pipeline.manifest import read_manifest
 
 CHECKPOINTS = ("base", "sft", "rl")
@@ -36,12 +39,22 @@ class FirstResult:
     seconds: dict[str, float]
 
 
-def result_of(experiment: str, seed: int, instructions: str, workspace: Path) -> FirstResult:
+def rounded(rounding: str, file: Path) -> dict[str, Value]:
+    """The settings of the execution that give this rounding."""
+    match rounding:
+        case "native":
+            return {}
+        case "avx2":
+            return {"cpu_instructions": "avx2"}
+        case _:
+            return {"micro_batch_tokens": load_experiment(file).execution.micro_batch_tokens // 2}
+
+
+def result_of(experiment: str, seed: int, rounding: str, workspace: Path) -> FirstResult:
     """Run the experiment, or read it where it has been run."""
-    fields = {"seed": seed, "execution": {"cpu_instructions": instructions}}
-    # The instruction set is no part of a stage's key, so that each has a workspace of its own.
     file = ROOT / "exp_configs" / f"{experiment}.yaml"
-    run = luffy.run(file, fields, workspace=workspace / instructions, quiet=True)
+    fields: dict[str, Value] = {"seed": seed, "execution": rounded(rounding, file)}
+    run = luffy.run(file, fields, workspace=workspace / rounding, quiet=True)
     folders = {node: stage.directory for node, stage in run.record.stages.items()}
     accuracies: dict[str, dict[str, float]] = {}
     for found in read_accuracies(folders.values()):
@@ -49,7 +62,7 @@ def result_of(experiment: str, seed: int, instructions: str, workspace: Path) ->
             accuracies.setdefault(found.suite, {})[found.checkpoint] = 100 * found.accuracy
     manifests = {node: read_manifest(folder) for node, folder in folders.items()}
     seconds = {node: manifest.total_s for node, manifest in manifests.items() if manifest is not None}
-    return FirstResult(f"{seed} {instructions}", accuracies, seconds)
+    return FirstResult(f"{seed} {rounding}", accuracies, seconds)
 
 
 def ranged(values: Sequence[float]) -> str:
@@ -62,15 +75,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("experiment", nargs="?", default="arithmetic")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
-    parser.add_argument("--instructions", nargs="+", default=["native", "avx2"])
+    kinds = ["native", "avx2", "halves"]
+    parser.add_argument("--roundings", nargs="+", choices=kinds, default=["native", "halves"])
     parser.add_argument("--at-once", type=int, default=1, help="runs side by side")
     parser.add_argument("--workspace", type=Path, default=ROOT / "workspace" / "first_result")
     options = parser.parse_args()
     pool = ThreadPoolExecutor(options.at_once)
     jobs = [
-        pool.submit(result_of, options.experiment, seed, instructions, options.workspace)
+        pool.submit(result_of, options.experiment, seed, rounding, options.workspace)
         for seed in options.seeds
-        for instructions in options.instructions
+        for rounding in options.roundings
     ]
     try:
         results = [job.result() for job in jobs]
@@ -80,11 +94,11 @@ def main() -> None:
         scores = [[result.accuracies[suite][name] for name in CHECKPOINTS] for result in results]
         rows = [(result.name, *(f"{each:.1f}" for each in row)) for result, row in zip(results, scores, strict=True)]
         rows.append((f"mean, range of {len(results)}", *map(ranged, zip(*scores, strict=True))))
-        show(("seed, instructions", *CHECKPOINTS), rows, f"{suite}, greedy accuracy in %")
+        show(("seed, rounding", *CHECKPOINTS), rows, f"{suite}, greedy accuracy in %")
     stages = list(results[0].seconds)
     times = [[*(result.seconds[node] for node in stages), sum(result.seconds.values())] for result in results]
     rows = [(result.name, *(f"{each:.0f}" for each in row)) for result, row in zip(results, times, strict=True)]
-    show(("seed, instructions", *stages, "all"), rows, "Seconds")
+    show(("seed, rounding", *stages, "all"), rows, "Seconds")
 
 
 if __name__ == "__main__":
