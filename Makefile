@@ -24,7 +24,7 @@ export PREFECT_SERVER_ANALYTICS_ENABLED := false
 export RAY_USAGE_STATS_ENABLED := 0
 export VLLM_NO_USAGE_STATS := 1
 
-.PHONY: help install pipeline serve test test-rest test-all test-gpu lint format docs docs-pictures lock clean
+.PHONY: help install pipeline serve test test-rest test-all test-gpu lint stamp format docs docs-pictures lock clean
 
 help:  ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 14
@@ -56,6 +56,10 @@ lint: $(VENV)/.installed-dev  ## Check style, spelling and types
 	$(BIN)/ruff format --check .
 	$(BIN)/codespell
 	$(BIN)/mypy
+	$(BIN)/python tests/stamp.py --check
+
+stamp: $(VENV)/.installed-dev  ## Keep the keys of results that the edits do not change (REVISE="rl sft": which they do)
+	$(BIN)/python tests/stamp.py --revise $(REVISE)
 
 format: $(VENV)/.installed-dev  ## Rewrite the code in the house style
 	$(BIN)/ruff format .

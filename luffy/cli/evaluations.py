@@ -33,7 +33,7 @@ from luffy.evaluation.sample_files import SAMPLES_FILE, SampleRecord
 from luffy.files import write_atomic
 from luffy.grading.pool import JUDGE_CACHE, GraderPool
 from luffy.grading.request import Problem
-from luffy.pipeline.identity import KEY_LENGTH, code_identity
+from luffy.pipeline.identity import KEY_LENGTH, code_of
 from luffy.pipeline.job import JOB_FILE, inputs_of, read_job
 from luffy.pipeline.manifest import (
     Manifest,
@@ -81,7 +81,7 @@ def evaluate_responses(
     }
     outside = [outside_files(each) for each in (grading, config)]
     made_from = [name, settings, config.confidence, [hash_file(path) for path in files], outside]
-    code = code_identity(STAGE_KINDS["evaluate"].rooms)
+    code = code_of("evaluate", STAGE_KINDS["evaluate"].rooms)
     key = hashlib.sha256(json.dumps([made_from, code], sort_keys=True).encode()).hexdigest()[:KEY_LENGTH]
     directory, node = workspace.stage_directory("evaluate", key), "evaluate_responses"
     manifest, began = read_manifest(directory), datetime.now(UTC).isoformat()

@@ -127,7 +127,7 @@ def check(
     show_resources(configs, estimate=False, stages=("sweep",) if sweep_steps else stages)
     for config in configs:
         # Finds missing files. Code is not hashed here: the flow computes the keys.
-        open_experiment(config, workspace, code=lambda rooms: {}, sweep_steps=sweep_steps)
+        open_experiment(config, workspace, code=lambda kind, rooms: {}, sweep_steps=sweep_steps)
 
 
 def show_resources(configs: Sequence[ExperimentConfig], *, estimate: bool, stages: Sequence[str] | None = None) -> None:

@@ -4,6 +4,7 @@ import ast
 import functools
 import inspect
 import itertools
+import json
 import re
 import sys
 from collections.abc import Iterator, Mapping
@@ -39,10 +40,20 @@ def run_name(text: str) -> str:
 
 ImportPath = Annotated[str, Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")]
 """`package.module:name`."""
-FOR_IDENTITY = {"for_identity": True}
-"""Context of a dump that makes a stage's key: without the fields that are marked as `NOT_IDENTITY`."""
-OF_ONE_MACHINE = {"for_identity": True, "files": "paths"}
+FOR_IDENTITY: Mapping[str, object] = {"for_identity": True}
+"""Context of a dump of what changes a result: without the fields that are marked as `NOT_IDENTITY`."""
+OF_ONE_MACHINE = {**FOR_IDENTITY, "files": "paths"}
 """The same with whole paths of files, whose contents nobody looks at."""
+
+
+def for_key(left_out: Mapping[str, Mapping[str, object]]) -> dict[str, object]:
+    """Context of a dump that a key is made of: fields by name, without those at the value that `left_out` has for them.
+
+    `left_out`: class to field to value, as this dump writes it.
+    """
+    return {**FOR_IDENTITY, "left_out": left_out}
+
+
 NOT_IDENTITY = object()
 """Marks a field that changes no result: `Annotated[str, NOT_IDENTITY]`."""
 FILE_IDENTITY = object()
@@ -75,12 +86,20 @@ class StrictModel(BaseModel):
     @model_serializer(mode="wrap")
     def _dump(self, dump: SerializerFunctionWrapHandler, info: SerializationInfo) -> dict[str, object]:
         values: dict[str, object] = dump(self)
-        for name, field in type(self).model_fields.items() if info.context in (FOR_IDENTITY, OF_ONE_MACHINE) else ():
+        context = info.context or {}
+        if "for_identity" not in context:
+            return values
+        for name, field in type(self).model_fields.items():
             if NOT_IDENTITY in field.metadata:
                 values.pop(name, None)
-            elif FILE_IDENTITY in field.metadata and info.context == FOR_IDENTITY:
+            elif FILE_IDENTITY in field.metadata and "files" not in context:
                 values[name] = Path(str(values[name])).name
-        return values
+        if "left_out" not in context:
+            return values
+        known = context["left_out"].get(type(self).__name__, {})
+        # As text, in which 1 is not true and the order of a user's mapping counts.
+        counts = {name for name in values if name not in known or json.dumps(values[name]) != json.dumps(known[name])}
+        return {name: values[name] for name in sorted(counts)}
 
 
 @functools.cache

@@ -26,7 +26,7 @@ from luffy.pipeline.engine_process import EngineProcess, current_engine_process
 from luffy.pipeline.events import EVENTS_FILE, Event, EventReader, how_it_ended
 from luffy.pipeline.gpus import gpus_of_stage, own_gpus, trains_here
 from luffy.pipeline.graph import StageNode, build_graph
-from luffy.pipeline.identity import Identity, IdentityRecord, code_identity, identity_of, read_identity
+from luffy.pipeline.identity import Identity, IdentityRecord, code_of, identity_of, read_identity
 from luffy.pipeline.job import JOB_FILE, StageJob, write_job
 from luffy.pipeline.lock import holder_of, stage_lock
 from luffy.pipeline.manifest import Manifest, consumed_digests, finished_manifest, read_manifest, uncommitted_changes
@@ -252,7 +252,7 @@ def open_experiment(
     workspace: Workspace,
     *,
     verify: bool = False,
-    code: Callable[[Sequence[str]], Mapping[str, str]] = code_identity,
+    code: Callable[[str, Sequence[str]], Mapping[str, str]] = code_of,
     sweep_steps: tuple[int, ...] = (),
 ) -> Experiment:
     """The experiment with all keys computed; raises DataError if a file that it refers to is missing.
@@ -264,8 +264,8 @@ def open_experiment(
     for node in nodes:
         upstream = {name: identities[source].key for name, source in node.inputs.items()}
         files = outside_files(node.settings)
-        rooms = code(node.kind.rooms_of(node.settings))
-        identities[node.name] = identity_of(node.stage, node.settings, upstream, rooms, files)
+        made_by = code(node.stage, node.kind.rooms_of(node.settings))
+        identities[node.name] = identity_of(node.stage, node.settings, upstream, made_by, files)
     url = config.execution.shared_cache
     return Experiment(config, workspace, nodes, identities, verify, None if url is None else SharedCache.open(url))
 

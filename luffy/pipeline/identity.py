@@ -1,13 +1,21 @@
 """The identity of a stage: everything that its result depends on, and the key over it, computed before anything runs.
 
-A key covers the stage's name, its settings, the *keys* of its upstream stages, the identity of its code and the
-contents of the files that its settings refer to. The order of a mapping's entries counts: the first decoding, for
-example, makes the headline table.
+A key covers the stage's name, its settings, the *keys* of its upstream stages, its code and the contents of the files
+that its settings refer to. The order of a user's mapping counts: the first decoding, for example, makes the headline
+table.
 
-The code that can change a stage's result is declared by its `StageKind`, by rooms: a folder of the package
-(`training`), the files directly in one (`evaluation/*`) or one file (`stages/evaluate.py`); `*` are the modules at the
-top. A room's hash is over the syntax trees of its modules without docstrings, comments and layout, and over its
-packaged files (templates). That the declarations cover what the stages' programs import is tested, not computed.
+So that a result outlives the development of this package, `ledger.json` says what a key takes for granted:
+
+- *Code.* Each kind of stage has a revision, a number that is raised when its results change. The code that can change
+  them is declared by its `StageKind`, by rooms: a folder of the package (`training`), the files directly in one
+  (`evaluation/*`) or one file (`stages/evaluate.py`); `*` are the modules at the top. Rooms whose hash is the stamped
+  one are covered by the revision; an edited room is in the key by its hash until it is stamped. A room's hash is over
+  the syntax trees of its modules without docstrings, comments and layout, and over its packaged files (templates). That
+  the declarations cover what the stages' programs import is tested, not computed.
+- *Settings.* A field at the value that the ledger has for it is left out, so that a new field with a default changes no
+  key, and a changed default only the keys of those who relied on it.
+
+`make stamp` (`tests/stamp.py`) brings the ledger up to date with the code.
 """
 
 import ast
@@ -17,12 +25,12 @@ import json
 import threading
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from luffy.config import StageName
 from luffy.config.settings import ReportSettings, RLSettings, SFTSettings, StageSettings
-from luffy.config.strict import FOR_IDENTITY
+from luffy.config.strict import FOR_IDENTITY, for_key
 from luffy.files import write_atomic
 from luffy.import_paths import parsed
 from luffy.json_text import parse_json
@@ -31,6 +39,10 @@ Json = None | bool | int | float | str | list["Json"] | dict[str, "Json"]
 IDENTITY_FILE = "identity.json"
 KEY_LENGTH = 16
 PACKAGE = Path(__file__).resolve().parents[1]
+LEDGER = Path(__file__).with_name("ledger.json")
+REVISION = "revision"
+ASKING = "asking"
+"""The kind, besides those of stages, of which responses are that an evaluation takes over from another one."""
 FRAME = (
     "cluster/engine_pool.py",
     "config/fields.py",
@@ -51,38 +63,40 @@ class Identity:
 
     stage: StageName
     settings: dict[str, Json]
+    """All that change a result."""
     upstream: dict[str, str]
     """Input name to the key of the stage that provides it."""
     code: dict[str, str]
-    """Room of the code to its hash."""
+    """As `code_of` has it."""
     files: dict[str, str]
     """File or folder outside the workspace, as written in the settings, to the hash of its content."""
     extendable: bool = False
     """Whether a longer run may continue a shorter one: `sft` or `rl`, where no step depends on the length."""
+    keyed: dict[str, Json] = field(default_factory=dict)
+    """The settings as they are in the key."""
 
     @property
     def key(self) -> str:
         """Sixteen hex digits."""
-        return self._key(self.settings)
+        return self._key(self.keyed)
 
     @property
     def series(self) -> str | None:
         """The key shared by runs of every length; None if the stage cannot be extended."""
         if not self.extendable:
             return None
-        endless = {name: value for name, value in self._section.items() if name != "steps"}
-        return self._key({**self.settings, self.stage: endless})
+        endless = {name: value for name, value in self._section(self.keyed).items() if name != "steps"}
+        return self._key({**self.keyed, self.stage: endless})
 
     @property
     def length(self) -> int:
         """Steps of an extendable run."""
-        steps = self._section["steps"]
+        steps = self._section(self.settings)["steps"]
         assert isinstance(steps, int)
         return steps
 
-    @property
-    def _section(self) -> dict[str, Json]:
-        section = self.settings[self.stage]
+    def _section(self, settings: dict[str, Json]) -> dict[str, Json]:
+        section = settings[self.stage]
         assert isinstance(section, dict)
         return section
 
@@ -90,7 +104,7 @@ class Identity:
         given = [
             [[name, mapping[name]] for name in sorted(mapping)] for mapping in (self.upstream, self.code, self.files)
         ]
-        ingredients = [self.stage, settings, *given]  # mappings in the settings keep their order
+        ingredients = [self.stage, settings, *given]  # a user's mappings keep their order
         text = json.dumps(ingredients, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
         return hashlib.sha256(text.encode()).hexdigest()[:KEY_LENGTH]
 
@@ -104,15 +118,54 @@ def identity_of(
 ) -> Identity:
     """The identity of a stage with these settings, upstream keys, code and outside files."""
     extendable = isinstance(settings, SFTSettings | RLSettings) and not settings.depends_on_length
-    return Identity(stage, identifying(settings), dict(upstream), dict(code), dict(files), extendable)
+    given = dict(upstream), dict(code), dict(files)
+    return Identity(stage, identifying(settings), *given, extendable, keyed(settings))
 
 
 def identifying(settings: StageSettings) -> dict[str, Json]:
-    """The settings that enter the key, without those that change no result.
+    """The settings without those that change no result.
 
     A report shows its experiment's whole configuration, so all of it counts.
     """
     return settings.model_dump(mode="json", context=None if isinstance(settings, ReportSettings) else FOR_IDENTITY)
+
+
+def keyed(settings: StageSettings) -> dict[str, Json]:
+    """The settings that enter the key: of those, what is not at the value that the ledger leaves out."""
+    if isinstance(settings, ReportSettings):
+        return identifying(settings)
+    return settings.model_dump(mode="json", context=for_key(read_ledger().left_out))
+
+
+@dataclass(frozen=True, slots=True)
+class KeyLedger:
+    """The contents of `ledger.json` that keys depend on."""
+
+    revisions: Mapping[str, int]
+    """Kind of stage, or `ASKING`, to its revision."""
+    rooms: Mapping[str, str]
+    """Room of the code to its hash when it was stamped."""
+    left_out: Mapping[str, Mapping[str, Json]]
+    """Class of settings to field to the value at which the field is left out."""
+
+
+@functools.cache
+def read_ledger() -> KeyLedger:
+    """The ledger as it was when this process first needed it."""
+    values = parse_json(LEDGER.read_text(encoding="utf-8"))
+    return KeyLedger(values["revisions"], values["rooms"], values["left_out"])
+
+
+def code_of(kind: str, rooms: Iterable[str]) -> dict[str, str]:
+    """The revision of a kind, and the hashes of those of its rooms that were edited since they were stamped.
+
+    A kind without a revision, such as a new one, has the hashes of all its rooms.
+    """
+    ledger, hashes = read_ledger(), code_identity(rooms)
+    if (revision := ledger.revisions.get(kind)) is None:
+        return hashes
+    edited = {room: found for room, found in hashes.items() if ledger.rooms.get(room) != found}
+    return {REVISION: str(revision), **edited}
 
 
 def code_identity(rooms: Iterable[str], package: Path = PACKAGE) -> dict[str, str]:
@@ -159,6 +212,7 @@ def read_identity(directory: Path) -> IdentityRecord | None:
 def read_code_again() -> None:
     """Forget the hashes of the code, which may have been edited since."""
     _hash_of.cache_clear()
+    read_ledger.cache_clear()
 
 
 @functools.cache

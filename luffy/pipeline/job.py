@@ -14,7 +14,7 @@ from luffy.config.strict import StrictModel
 from luffy.config.yaml_source import dump_yaml, read_yaml
 from luffy.errors import ConfigError
 from luffy.files import write_atomic
-from luffy.pipeline.identity import Identity, identifying
+from luffy.pipeline.identity import Identity, identifying, keyed
 from luffy.pipeline.manifest import MANIFEST_FILE
 
 JOB_FILE = "config.yaml"
@@ -38,7 +38,7 @@ class StageJob(StrictModel):
     upstream: dict[str, str]
     """Input name to the upstream stage's key."""
     code: dict[str, str] = Field(default_factory=dict)
-    """Room of the code to its hash."""
+    """As `luffy.pipeline.identity.code_of` has it."""
     files: dict[str, str] = Field(default_factory=dict)
     """Files outside the workspace that the settings name, and the hashes of their contents."""
     extendable: bool = False
@@ -63,7 +63,8 @@ class StageJob(StrictModel):
     @property
     def identity(self) -> Identity:
         """The ingredients of `key`."""
-        return Identity(self.stage, identifying(self.settings), self.upstream, self.code, self.files, self.extendable)
+        given = self.upstream, self.code, self.files
+        return Identity(self.stage, identifying(self.settings), *given, self.extendable, keyed(self.settings))
 
 
 def inputs_of(job: StageJob, directory: Path) -> dict[str, Path]:

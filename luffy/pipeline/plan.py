@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Literal
 
 from luffy.pipeline.graph import StageNode
-from luffy.pipeline.identity import IDENTITY_FILE, Identity, Json, read_identity
+from luffy.pipeline.identity import IDENTITY_FILE, REVISION, Identity, Json, read_identity
 
 Action = Literal["reuse", "depends", "pull", "adopt", "resume", "continue", "run"]
 _SHOWN = 3
@@ -84,8 +84,10 @@ def differences(before: Identity, after: Identity, inputs: Mapping[str, str]) ->
     for name in _changed(before.upstream, after.upstream):
         old_key, new_key = before.upstream.get(name, "none"), after.upstream.get(name, "none")
         yield f"different result of {inputs.get(name, name)} ({old_key} -> {new_key})"
-    rooms = ["modules at the top" if room == "*" else room for room in _changed(before.code, after.code)]
-    if rooms:
+    if REVISION in before.code and before.code[REVISION] != after.code.get(REVISION):
+        yield f"revision of {after.stage} {before.code[REVISION]} -> {after.code.get(REVISION, 'none')}"
+    edited = (room for room in _changed(before.code, after.code) if room != REVISION)
+    if rooms := ["modules at the top" if room == "*" else room for room in edited]:
         yield f"code changed ({', '.join(rooms[:_SHOWN])}{', ...' if len(rooms) > _SHOWN else ''})"
 
 

@@ -193,7 +193,7 @@ def take_place(made: Path, directory: Path, job: StageJob, record: IdentityRecor
 
 def _without_code(identity: Identity) -> Identity:
     """What two identities have to share for adoption: a setting that is null is as one that the other code lacks."""
-    return replace(identity, code={}, upstream={}, settings=_without_null(identity.settings))
+    return replace(identity, code={}, upstream={}, keyed={}, settings=_without_null(identity.settings))
 
 
 def _without_null(settings: Mapping[str, Json]) -> dict[str, Json]:

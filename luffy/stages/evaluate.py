@@ -35,7 +35,7 @@ from luffy.evaluation.sample_files import SAMPLES_FILE, SampleRecord, read_sampl
 from luffy.files import write_atomic
 from luffy.grading.pool import GraderPool
 from luffy.json_text import parse_json
-from luffy.pipeline.identity import code_identity
+from luffy.pipeline.identity import ASKING, code_of
 from luffy.pipeline.manifest import consumed_digest, read_manifest
 from luffy.report.evaluation_page import PAGE_FILE, SUMMARY_FILE, by_decoding, write_summaries
 from luffy.rollout.text_endpoint import CHAT, TEXT, TextEndpoint, read_endpoint
@@ -206,7 +206,7 @@ def _digests(
     if manifest is None:
         return {}
     rooms = ASKING_ROOMS if settings.environment is None else (*ASKING_ROOMS, *PLAYING_ROOMS)
-    code = [f"{room} {digest}" for room, digest in code_identity(rooms).items()]
+    code = [f"{room} {digest}" for room, digest in code_of(ASKING, rooms).items()]
     if settings.environment is not None:
         code.append(settings.environment.model_dump_json(context=FOR_IDENTITY))
     model = consumed_digest("model", manifest) + variant

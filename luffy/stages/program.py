@@ -39,7 +39,7 @@ from luffy.errors import (
 from luffy.library_loading import loaded
 from luffy.pipeline.disk import READ_ONLY, lack_of_space
 from luffy.pipeline.events import EVENTS_FILE, INTERRUPTED, EventReader, EventWriter, seconds_of_attempts
-from luffy.pipeline.identity import IdentityRecord, code_identity, read_identity, write_identity
+from luffy.pipeline.identity import IdentityRecord, code_of, read_identity, write_identity
 from luffy.pipeline.job import StageJob, read_job
 from luffy.pipeline.lock import stage_lock
 from luffy.pipeline.manifest import (
@@ -191,7 +191,7 @@ def _run_locked(
         events.tell("finished", "reused")
         return
     # Jobs that are written by hand name no code.
-    now = code_identity(STAGE_KINDS[job.stage].rooms_of(job.settings)) if job.code else {}
+    now = code_of(job.stage, STAGE_KINDS[job.stage].rooms_of(job.settings)) if job.code else {}
     if edited := sorted({name for name, _ in now.items() ^ job.code.items()}):
         raise UserError(
             f"code edited since the run began ({', '.join(edited)}): the key of {job.node} does not identify what it "

@@ -191,7 +191,7 @@ def _sampled_alike(directory: Path, section_name: str, free: Collection[str]) ->
             return None
         section = {name: value for name, value in values.items() if name not in free}
         settings = {**record.identity.settings, section_name: section}
-        return dataclasses.replace(record.identity, settings=settings), record.consumed
+        return dataclasses.replace(record.identity, settings=settings, keyed={}), record.consumed
 
     own = sampling(read_identity(directory))
     return [path for path in siblings(directory) if own is not None and sampling(read_identity(path)) == own]

@@ -86,7 +86,7 @@ class RayStagesInThread(StagesInThread):
         def work() -> None:
             config = load_experiment(ROOT / "exp_configs" / "smoke.yaml", [*UNDER_RAY, *overrides])
             # Without the code in the keys: an edit between two starts must not make them different stages.
-            experiment = open_experiment(config, Workspace(workspace), code=lambda rooms: {})
+            experiment = open_experiment(config, Workspace(workspace), code=lambda kind, rooms: {})
             run = ExperimentRun(experiment, experiment.workspace.new_run("ray", {}), stage_command)
             for node in nodes.split(","):
                 run.execute(node, self.recorder)

@@ -184,9 +184,7 @@ def said(workspace: Path) -> list[tuple[str, str]]:
     files = workspace.glob("stages/*/*/events.jsonl")
     told = [(event.time, file.parts[-3], event.text) for file in files for event in EventReader(file).read()]
     return [
-        (kind, re.sub(r"/.*| in \d+ s$", "", text))
-        for _, kind, text in sorted(told)
-        if text.startswith("vLLM engine")
+        (kind, re.sub(r"/.*| in \d+ s$", "", text)) for _, kind, text in sorted(told) if text.startswith("vLLM engine")
     ]
 
 

@@ -5,6 +5,7 @@ network.
 """
 
 import importlib.metadata
+import json
 import os
 import platform
 import re
@@ -20,6 +21,9 @@ from pathlib import Path
 import pytest
 from support.patience import ran
 from support.prefect_api import place_empty_database
+
+from luffy.config import STAGE_KINDS
+from luffy.pipeline.identity import code_identity
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]
@@ -127,6 +131,16 @@ def test_the_installed_package_runs_and_finds_experiments_presets_recipes_and_sa
     recipes = run(installed / "luffy", "config", "luffy_qwen2.5_math_7b", "--given", cwd=tmp_path)
     assert recipes.returncode == 0, recipes.stderr
     assert "# data/benchmarks/aime24.yaml:" in recipes.stdout
+
+
+def test_its_code_has_the_hashes_of_the_checkout_so_that_keys_are_equal(installed, tmp_path):
+    code = (
+        "import json; from luffy.config import STAGE_KINDS; from luffy.pipeline.identity import code_identity; "
+        "print(json.dumps({kind.name: code_identity(kind.rooms_of(None)) for kind in STAGE_KINDS.values()}))"
+    )
+    there = run(installed / "python", "-c", code, cwd=tmp_path)
+    here = {kind.name: code_identity(kind.rooms_of(None)) for kind in STAGE_KINDS.values()}
+    assert json.loads(there.stdout) == here, there.stderr
 
 
 def test_an_experiment_runs_from_any_folder_and_is_found_again(installed, tmp_path):

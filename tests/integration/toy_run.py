@@ -16,7 +16,7 @@ def toy_command(stage: str, directory: Path, job: Path) -> list[str]:
 
 def toy_experiment(root: Path, *overrides: str):
     config = load_experiment(HERE.parents[1] / "exp_configs" / "smoke.yaml", overrides)
-    return open_experiment(config, Workspace(root), code=lambda rooms: {})
+    return open_experiment(config, Workspace(root), code=lambda kind, rooms: {})
 
 
 def toy_run(root: Path, *overrides: str) -> ExperimentRun:

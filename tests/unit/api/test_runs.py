@@ -30,7 +30,7 @@ RECORDS = [
 @pytest.fixture
 def made(tmp_path):
     """The run of a whole chain, and its workspace."""
-    experiment = open_experiment(load_experiment("smoke"), Workspace(tmp_path), code=lambda rooms: {"module": "1"})
+    experiment = open_experiment(load_experiment("smoke"), Workspace(tmp_path), code=lambda *_: {"module": "1"})
     for node in experiment.nodes:
         lines = [{"step": step, "reward/mean": step / 4} for step in (1, 2)] if node.name in ("sft", "rl") else []
         directory = finish(experiment, node.name, metrics="".join(f"{json.dumps(line)}\n" for line in lines)).directory

@@ -27,7 +27,7 @@ from luffy.pipeline.workspace import Workspace
 
 @pytest.fixture
 def plans(tmp_path):
-    return open_experiment(load_experiment("smoke"), Workspace(tmp_path), code=lambda rooms: {}).plan()
+    return open_experiment(load_experiment("smoke"), Workspace(tmp_path), code=lambda kind, rooms: {}).plan()
 
 
 def lines_of(renderable):

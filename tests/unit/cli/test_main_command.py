@@ -38,7 +38,7 @@ def surroundings(request, tmp_path, monkeypatch):
     monkeypatch.chdir(request.config.rootpath)
     monkeypatch.setenv("LUFFY_WORKSPACE", str(tmp_path))
     monkeypatch.setenv("COLUMNS", "300")
-    without_code = lambda *args, **kwargs: open_experiment(*args, **{**kwargs, "code": lambda rooms: {}})  # noqa: E731
+    without_code = lambda *args, **kwargs: open_experiment(*args, **{**kwargs, "code": lambda kind, rooms: {}})  # noqa: E731
     monkeypatch.setattr(planning, "open_experiment", without_code)
 
 

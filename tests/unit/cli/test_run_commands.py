@@ -60,7 +60,7 @@ def evaluate(directory, correct, suite="arc", confidential=False):
 def whole_run(folder: Path, *overrides: str) -> Experiment:
     """A run with curves, and with the evaluation of its last checkpoint."""
     workspace = Workspace(folder)
-    experiment = open_experiment(load_experiment("smoke", overrides), workspace, code=lambda rooms: {"module": "1"})
+    experiment = open_experiment(load_experiment("smoke", overrides), workspace, code=lambda *_: {"module": "1"})
     rows = [
         {"step": step, "reward/mean": 0.8 * step / 4, "actor/loss": -0.5, "perf/step_s": 1.0} for step in range(1, 5)
     ]

@@ -26,7 +26,7 @@ def opened(workspace) -> Callable[..., Experiment]:
 
     def open_it(*overrides: str, code: dict[str, str] | None = None, verify: bool = False) -> Experiment:
         config = load_experiment(SMOKE, overrides)
-        return open_experiment(config, workspace, verify=verify, code=lambda rooms: code or {"module": "1"})
+        return open_experiment(config, workspace, verify=verify, code=lambda kind, rooms: code or {"module": "1"})
 
     return open_it
 

@@ -368,7 +368,7 @@ def test_requested_checkpoints_stay_unless_all_may_be_deleted_and_a_longer_run_h
 
 
 def test_an_unfinished_sweep_keeps_its_checkpoints_in_a_workspace_that_was_moved(workspace, opened):
-    swept = open_experiment(opened().config, workspace, code=lambda rooms: {"module": "1"}, sweep_steps=(2, 4))
+    swept = open_experiment(opened().config, workspace, code=lambda kind, rooms: {"module": "1"}, sweep_steps=(2, 4))
     run = ExperimentRun(swept, workspace.new_run("smoke", {}))
     for node in swept.nodes:
         for steps in (2, 4) if node.stage != "sweep" else ():

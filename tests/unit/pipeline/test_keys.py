@@ -80,8 +80,8 @@ def test_a_judges_rate_and_api_key_move_only_the_key_of_the_report(opened, form,
 
 
 def test_the_order_of_named_entries_counts():
-    one = Identity("evaluate", {"decodings": {"a": 1, "b": 2}}, {}, {}, {})
-    two = Identity("evaluate", {"decodings": {"b": 2, "a": 1}}, {}, {}, {})
+    one = Identity("evaluate", {}, {}, {}, {}, keyed={"decodings": {"a": 1, "b": 2}})
+    two = Identity("evaluate", {}, {}, {}, {}, keyed={"decodings": {"b": 2, "a": 1}})
     assert one.key != two.key
 
 

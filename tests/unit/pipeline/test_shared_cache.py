@@ -16,7 +16,7 @@ from luffy.pipeline.workspace import Workspace
 
 def opened_with(url, workspace, *overrides, code="1"):
     config = load_experiment(CONFIGS / "smoke.yaml", (f"execution.shared_cache={url}", *overrides))
-    return open_experiment(config, Workspace(workspace), code=lambda rooms: {"module": code})
+    return open_experiment(config, Workspace(workspace), code=lambda kind, rooms: {"module": code})
 
 
 @pytest.fixture(params=["folder", "memory"])

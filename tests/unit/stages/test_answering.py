@@ -349,8 +349,8 @@ def test_pass_rates_of_other_data_or_of_a_discarded_stage_are_no_answers(tmp_pat
 
 
 def test_other_code_that_asks_draws_anew(inputs, workspace, monkeypatch):
-    known = evaluate.code_identity
-    monkeypatch.setattr(evaluate, "code_identity", lambda rooms: {**known(rooms), "rollout": "edited"})
+    known = evaluate.code_of
+    monkeypatch.setattr(evaluate, "code_of", lambda kind, rooms: {**known(kind, rooms), "rollout": "edited"})
     assert len(attempt("evaluate", workspace / "second", inputs).asked) == 24
 
 

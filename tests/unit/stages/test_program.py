@@ -36,7 +36,7 @@ class Bench:
         self._patch = patch
         patch.setattr(program, "receive_stop_requests", lambda: None)  # pytest keeps its own signal handlers
         config = load_experiment(CONFIGS / "smoke.yaml")
-        self.experiment = open_experiment(config, Workspace(root), code=lambda rooms: PLANNED)
+        self.experiment = open_experiment(config, Workspace(root), code=lambda kind, rooms: PLANNED)
         self.plan = self.experiment.plan_node("prepare_data")
         self.out = self.plan.directory
         self.prepare()
@@ -47,7 +47,7 @@ class Bench:
         write_job(self.out / JOB_FILE, self.experiment.job(self.plan).model_copy(update=changes))
 
     def start(self, run: Callable[[object, StageContext], StageResult], code: dict[str, str] = PLANNED) -> None:
-        self._patch.setattr(program, "code_identity", lambda rooms: code)
+        self._patch.setattr(program, "code_of", lambda kind, rooms: code)
         run_program("prepare_data", run, ["--config", str(self.out / JOB_FILE), "--out", str(self.out)])
 
     def attempt(self, code: dict[str, str] = PLANNED, *, killed: bool = False, lasting_s: float = 0.0) -> list[int]:
