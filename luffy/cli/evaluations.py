@@ -26,8 +26,7 @@ from luffy.config.yaml_source import parse_scalar
 from luffy.errors import ConfigError, DataError
 from luffy.evaluation.across_runs.all_results import read_leaderboard
 from luffy.evaluation.changes import ProblemAnswers, find_changes
-from luffy.evaluation.rescoring import read_problems, regrade, write_regraded
-from luffy.evaluation.responses import DECODING, read_responses, write_responses
+from luffy.evaluation.regrading import DECODING, read_problems, read_responses, regrade, write_responses
 from luffy.evaluation.results import RESULTS_FILE, FinishedEvaluation, read_evaluation
 from luffy.evaluation.sample_files import SAMPLES_FILE, SampleRecord
 from luffy.files import write_atomic
@@ -95,7 +94,7 @@ def evaluate_responses(
                 _on_all_cores(experiment), grading, directory / JUDGE_CACHE, config.own_graders, check_functions=False
             ) as pool,
         ):
-            write_responses(directory, name, problems, config, grading, pool, write_summaries)
+            write_responses(directory, name, problems, config, pool, write_summaries)
             outputs = collect_outputs(directory, (SAMPLES_FILE, RESULTS_FILE, SUMMARY_FILE, PAGE_FILE))
             ended = datetime.now(UTC).isoformat()
             manifest = Manifest(
@@ -143,8 +142,7 @@ def rescore(directory: Path, grader: str, folder: Path | None, suites: Sequence[
     with GraderPool.configured(
         _on_all_cores(None), grading, folder / JUDGE_CACHE, (kind,), check_functions=False
     ) as pool:
-        regraded = regrade(evaluation, kind, pool, problems, chosen)
-        comparison = write_regraded(folder, evaluation, regraded, write_summaries)
+        comparison = regrade(folder, evaluation, chosen, problems, kind, pool, write_summaries)
     scores, changed = [], list[tuple[str, ...]]()
     for part in comparison:
         gained = sum(new.correct for _, new in part.changed)

@@ -88,7 +88,7 @@ class ResultRow(StrictModel):
     outcomes: dict[str, int]
     """Number of responses by grading outcome; outcomes that never occurred are 0."""
     mean_tokens: float
-    """Per response; 0: unknown, and with it how many were cut (`luffy.evaluation.responses`)."""
+    """Per response; 0: unknown, and with it how many were cut (`luffy.evaluation.regrading`)."""
     truncated_share: float
     """Responses that ran into a limit of tokens."""
     pass_at_k: dict[str, float] = Field(default_factory=dict)
