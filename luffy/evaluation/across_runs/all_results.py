@@ -92,6 +92,12 @@ class PublishedTable(StrictModel):
                 raise ValueError(f"rows: {row.name} has {unknown[0]!r}, which is not among the benchmarks")
         return self
 
+    @property
+    def about(self) -> str:
+        """Where its rows come from, and how they were found."""
+        found = f"{self.title} ({self.source}), {self.model}: {self.protocol}"
+        return f"{found}; without intervals, not compared by a test"
+
     def benchmark_of(self, suite: str, num_problems: int) -> str | None:
         """The table's benchmark that an evaluated suite is; None where it is none of them."""
         for name, benchmark in self.benchmarks.items():
@@ -348,10 +354,6 @@ class Lead:
     comparison: BenchmarkComparison
     """The best against the next, with Holm's correction over the columns that have two rows."""
 
-    @property
-    def is_clear(self) -> bool:
-        return self.comparison.is_significant
-
 
 @dataclass(frozen=True, slots=True)
 class Reference:
@@ -382,6 +384,12 @@ class ProtocolTable:
     @property
     def confidence(self) -> float:
         return float(self.protocol["confidence"])
+
+    @property
+    def papers(self) -> list[PublishedTable]:
+        """Where the published rows beside it come from."""
+        papers = [reference.table for reference in self.references]
+        return [paper for index, paper in enumerate(papers) if paper not in papers[:index]]
 
     def mean(self, row: ModelResults) -> Estimate | None:
         """The unweighted mean over all columns with its interval; None unless the row has every column.
