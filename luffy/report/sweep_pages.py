@@ -247,16 +247,12 @@ def _comparison_page(findings: Findings) -> Page:
             f"red ones are significant after Holm's correction over all {num_tests} tests of this page.",
         )
     colors = {arm.name: color for arm, color in zip(findings.arms, cycle(_COLORS), strict=False)}
-    results = []
+    results, of_models = [], {"": _BASE_COLOR, **colors}
     for decoding in findings.decodings:
         bands = []
         for suite in findings.suites(decoding):
-            scores = {name: findings.score(name, (suite, decoding)) for name in ("", *colors)}
-            known = {name: each for name, each in scores.items() if each is not None}
-            shown = [
-                (colors.get(name, _BASE_COLOR), each.estimate, [*each.by_seed.values()]) for name, each in known.items()
-            ]
-            bands.append((suite, shown))
+            scores = [(color, findings.score(name, (suite, decoding))) for name, color in of_models.items()]
+            bands.append((suite, [(color, each.estimate, [*each.by_seed.values()]) for color, each in scores if each]))
         legend = ((_BASE_COLOR, "base"), *((colors[arm.name], arm.name) for arm in findings.arms if arm.seeds))
         drawn = accuracy_figure(bands, legend)
         tables = accuracy_table(findings, decoding), difference_table(findings, decoding)

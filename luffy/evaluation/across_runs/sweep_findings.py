@@ -223,16 +223,13 @@ class Findings:
 
         SFT steps between those of RL add optimizer steps; a step whose groups were all filtered out takes none.
         """
-        budget, lines = self.design.budget, list[str]()
-        if budget is None:
-            return lines
-        for arm in self.arms:
-            if (spent := arm.costs) is None:
-                continue
-            if spent.optimizer_steps not in (None, budget.optimizer_steps):
-                steps, wanted = spent.optimizer_steps, budget.optimizer_steps
-                lines.append(f"{arm.name}: {steps:g} optimizer steps a seed where the budget is {wanted}")
-        return lines
+        budget = self.design.budget
+        spent = {arm.name: arm.costs.optimizer_steps for arm in self.arms if arm.costs is not None}
+        return [
+            f"{name}: {steps:g} optimizer steps a seed where the budget is {budget.optimizer_steps}"
+            for name, steps in spent.items()
+            if budget is not None and steps not in (None, budget.optimizer_steps)
+        ]
 
 
 def find(
