@@ -68,7 +68,7 @@ def evaluation_page(results: EvaluationResults) -> Page:
         mean = sum(row.accuracy for row in rows) / len(rows)
         of_all = f"Mean of these {len(rows)} accuracies, each suite counted once: {percent(mean)}."
         drawn = accuracy_figure([(row.suite, [(_COLOR, row.estimate, ())]) for row in rows])
-        parts = (breakdowns([Scored("accuracy", _COLOR, row)]) for row in rows)
+        scored = [Scored("accuracy", _COLOR, row) for row in rows]
         protocols = table_of(
             [(row.suite, row.protocol) for row in rows if row.protocol is not None],
             {
@@ -87,8 +87,8 @@ def evaluation_page(results: EvaluationResults) -> Page:
                 title=name,
                 notes=tuple(filter(None, (of_all if len(rows) > 1 else "", advice_on(rows)))),
                 figures=(drawn,),
-                tables=tuple(table for table in (scores(rows), *measures(rows), protocols) if table.rows),
-                sections=tuple(section for part in parts for section in part),
+                tables=tuple(table for table in (scores(scored), *measures(scored), protocols) if table.rows),
+                sections=tuple(section for one in scored for section in breakdowns([one])),
             )
         )
     return Page(
@@ -169,46 +169,51 @@ def by_decoding(rows: Sequence[ResultRow]) -> dict[str, list[ResultRow]]:
     return found
 
 
-def scores(rows: Sequence[ResultRow]) -> Table:
-    """Accuracies with their intervals, pass@k, maj@k."""
+def scores(scored: Sequence[Scored], *, named: bool = False) -> Table:
+    """Accuracies with their intervals, pass@k, maj@k; `named`: with the names of the models."""
     return table_of(
-        rows,
+        scored,
         {
-            "suite": lambda row: row.suite,
-            "problems": lambda row: f"{row.num_problems:,}",
-            "k": lambda row: row.num_samples,
-            "accuracy": lambda row: accuracy(row.estimate),
-            "method of the interval": lambda row: row.method,
-            "pass@k": lambda row: shares_at_k(row.pass_at_k),
-            "maj@k": lambda row: shares_at_k(row.maj_at_k),
+            "suite": lambda one: one.row.suite,
+            **({"checkpoint": lambda one: one.name} if named else {}),
+            "problems": lambda one: f"{one.row.num_problems:,}",
+            "k": lambda one: one.row.num_samples,
+            "accuracy": lambda one: accuracy(one.row.estimate),
+            "method of the interval": lambda one: one.row.method,
+            "pass@k": lambda one: shares_at_k(one.row.pass_at_k),
+            "maj@k": lambda one: shares_at_k(one.row.maj_at_k),
         },
     )
 
 
-def measures(rows: Sequence[ResultRow]) -> tuple[Table, ...]:
+def measures(scored: Sequence[Scored], *, named: bool = False) -> tuple[Table, ...]:
     """Tables of other measures than accuracy; without rows where there is none.
 
     Shares of truncated, unanswered, unparsable and failed responses with mean lengths; and what puts scores of multiple
     choice into perspective.
     """
     health = table_of(
-        rows,
+        scored,
         {
-            "suite": lambda row: row.suite,
-            "truncated": lambda row: percent(row.truncated_share) if row.mean_tokens else NONE,
-            "no answer": lambda row: percent(row.no_answer_share),
-            "unparsable": lambda row: percent(row.outcomes.get("unparsable", 0) / (row.num_problems * row.num_samples)),
-            "timed out, crashed": lambda row: str(row.outcomes.get("timed_out", 0) + row.outcomes.get("crashed", 0)),
-            "mean tokens": lambda row: f"{row.mean_tokens:.0f}" if row.mean_tokens else NONE,
-            "graded by": lambda row: ", ".join(row.graders) or NONE,
+            "suite": lambda one: one.row.suite,
+            **({"checkpoint": lambda one: one.name} if named else {}),
+            "truncated": lambda one: percent(one.row.truncated_share) if one.row.mean_tokens else NONE,
+            "no answer": lambda one: percent(one.row.no_answer_share),
+            "unparsable": lambda one: percent(
+                one.row.outcomes.get("unparsable", 0) / (one.row.num_problems * one.row.num_samples)
+            ),
+            "timed out, crashed": lambda one: one.row.outcomes.get("timed_out", 0) + one.row.outcomes.get("crashed", 0),
+            "mean tokens": lambda one: f"{one.row.mean_tokens:.0f}" if one.row.mean_tokens else NONE,
+            "graded by": lambda one: ", ".join(one.row.graders) or NONE,
         },
         "Responses: shares in percent, and how long they are",
     )
     choices = table_of(
-        [(row, row.choices) for row in rows if row.choices is not None],
+        [(one, one.row.choices) for one in scored if one.row.choices is not None],
         {
-            "suite": lambda found: found[0].suite,
-            "accuracy": lambda found: percent(found[0].accuracy),
+            "suite": lambda found: found[0].row.suite,
+            **({"checkpoint": lambda found: found[0].name} if named else {}),
+            "accuracy": lambda found: percent(found[0].row.accuracy),
             "names no option": lambda found: percent(found[1].unparsed_share),
             "adjusted for guessing": lambda found: percent(found[1].guess_adjusted),
             "guessing alone": lambda found: percent(found[1].chance),

@@ -209,18 +209,17 @@ def read_all(workspace: Workspace) -> tuple[list[ModelResults], LeftOut]:
             f"workspace {workspace.root}: no finished evaluation{reasons}; run a chain that has the stage evaluate"
         )
     found.sort(key=lambda result: result.ended, reverse=True)  # stable: the order of suites within one stays
-    rows: dict[tuple[object, ...], list[Result]] = {}
+    rows: dict[tuple[object, ...], dict[Column, Result]] = {}
     of_models: dict[tuple[str, str, str], list[Result]] = {}
     for result in found:
-        rows.setdefault((result.identity, *sorted(result.protocol.items())), []).append(result)
+        cells = rows.setdefault((result.identity, *sorted(result.protocol.items())), {})
+        cells.setdefault(result.column, result)
         of_models.setdefault(result.identity, []).append(result)
     uses = _read_uses(workspace)
     models = {identity: _named(results, uses) for identity, results in of_models.items()}
     together = []
-    for results in rows.values():
-        newest, cells = results[0], dict[Column, Result]()
-        for result in results:
-            cells.setdefault(result.column, result)
+    for cells in rows.values():
+        newest = next(iter(cells.values()))
         together.append(ModelResults(models[newest.identity], newest.decoding, newest.protocol, cells))
     return together, left_out
 
