@@ -251,8 +251,8 @@ class SweepResults:
     @property
     def chosen(self) -> dict[tuple[str, str], int]:
         """Number of the reported point, by cell and arm."""
-        reported = self.where(role=[REPORTED]).outcomes
-        return dict(zip(zip(reported["cell"], reported["arm"], strict=True), reported["point"], strict=True))
+        reported = self.where(role=[REPORTED]).outcomes[["cell", "arm", "point"]]
+        return {(cell, arm): point for cell, arm, point in reported.itertuples(index=False, name=None)}
 
     def chosen_for(self, sweep: Sweep, cells: Iterable[str]) -> dict[str, dict[str, int]]:
         """The points that `cells` reported, by the cell that tuned them and arm."""
@@ -280,19 +280,21 @@ def base_rows(cell: str, scores: CheckpointScores) -> SweepResults:
 
 
 def _rows(run: dict[str, object], scores: CheckpointScores, costs: Mapping[str, float | None]) -> SweepResults:
-    measured = [("", "", name, cost) for name, cost in costs.items() if cost is not None]
+    measured = {("", "", name): cost for name, cost in costs.items() if cost is not None}
     outcomes = []
     for each in scores.results.rows:
         suite, decoding = each.suite, each.decoding
         for name in ("accuracy", "mean_tokens", "truncated_share", "no_answer_share"):
-            measured.append((suite, decoding, name, getattr(each, name)))
+            measured[suite, decoding, name] = getattr(each, name)
         correct = sorted(scores.correct[suite, decoding].items())
         problems = hashlib.sha256("\n".join(uid for uid, _ in correct).encode()).hexdigest()[:16]
         counts = tuple(number for _, number in correct)
         found = {"problems": problems, "num_samples": each.num_samples, "correct": counts}
         outcomes.append({**run, "suite": suite, "decoding": decoding, **found})
-    names = "suite", "decoding", "measure", "value"
-    measures = [run | dict(zip(names, (*on, float(value)), strict=True)) for *on, value in measured]
+    measures = [
+        {**run, "suite": suite, "decoding": decoding, "measure": name, "value": float(value)}
+        for (suite, decoding, name), value in measured.items()
+    ]
     return SweepResults(pd.DataFrame(measures, columns=_COLUMNS[0]), pd.DataFrame(outcomes, columns=_COLUMNS[1]))
 
 
