@@ -6,6 +6,7 @@
 import hashlib
 import json
 import os
+from collections import Counter
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -25,10 +26,9 @@ from luffy.config.strict import run_name
 from luffy.config.yaml_source import parse_scalar
 from luffy.errors import ConfigError, DataError
 from luffy.evaluation.across_runs.all_results import read_leaderboard
-from luffy.evaluation.changes import ProblemAnswers, find_changes
-from luffy.evaluation.rescoring import read_problems, regrade, write_regraded
-from luffy.evaluation.responses import DECODING, read_responses, write_responses
-from luffy.evaluation.results import RESULTS_FILE, FinishedEvaluation, read_evaluation
+from luffy.evaluation.changes import find_changes
+from luffy.evaluation.regrading import DECODING, read_problems, read_responses, regrade, write_responses
+from luffy.evaluation.results import RESULTS_FILE, FinishedEvaluation, ProblemTally, read_evaluation
 from luffy.evaluation.sample_files import SAMPLES_FILE, SampleRecord
 from luffy.files import write_atomic
 from luffy.grading.pool import JUDGE_CACHE, GraderPool
@@ -47,8 +47,7 @@ from luffy.pipeline.manifest import (
 from luffy.pipeline.outside import outside_files
 from luffy.pipeline.workspace import Workspace, claiming, link
 from luffy.report.cells import accuracy
-from luffy.report.evaluation_page import PAGE_FILE, SUMMARY_FILE, write_summaries
-from luffy.report.leaderboard_page import MARK, PUBLISHED, about, leaderboard_page, published_of
+from luffy.report.evaluation_page import MARK, PAGE_FILE, PUBLISHED, SUMMARY_FILE, leaderboard_page, write_summaries
 from luffy.report.page import html
 
 _WITHHELD = "(confidential)"
@@ -95,7 +94,7 @@ def evaluate_responses(
                 _on_all_cores(experiment), grading, directory / JUDGE_CACHE, config.own_graders, check_functions=False
             ) as pool,
         ):
-            write_responses(directory, name, problems, config, grading, pool, write_summaries)
+            write_responses(directory, name, problems, config, pool, write_summaries)
             outputs = collect_outputs(directory, (SAMPLES_FILE, RESULTS_FILE, SUMMARY_FILE, PAGE_FILE))
             ended = datetime.now(UTC).isoformat()
             manifest = Manifest(
@@ -143,8 +142,7 @@ def rescore(directory: Path, grader: str, folder: Path | None, suites: Sequence[
     with GraderPool.configured(
         _on_all_cores(None), grading, folder / JUDGE_CACHE, (kind,), check_functions=False
     ) as pool:
-        regraded = regrade(evaluation, kind, pool, problems, chosen)
-        comparison = write_regraded(folder, evaluation, regraded, write_summaries)
+        comparison = regrade(folder, evaluation, chosen, problems, kind, pool, write_summaries)
     scores, changed = [], list[tuple[str, ...]]()
     for part in comparison:
         gained = sum(new.correct for _, new in part.changed)
@@ -202,10 +200,10 @@ def diff(first: Path, second: Path, show: int) -> None:
         say(f"\n{', '.join(part.cell)}: {shown_of(len(part.changed), show)} changed")
         problems = []
         for problem in part.changed[:show]:
-            both, is_hidden = (problem.first, problem.second), problem.confidential
-            counts = (f"{each.num_correct}/{each.num_samples}" for each in both)
-            answers = (_WITHHELD if is_hidden else _answers(each) for each in both)
-            reference = _WITHHELD if is_hidden else _short(problem.first.ground_truth)
+            both, is_shown = (problem.first, problem.second), problem.may_be_shown
+            counts = (f"{each.num_correct}/{len(each.votes)}" for each in both)
+            answers = (_answers(each) if is_shown else _WITHHELD for each in both)
+            reference = _short(problem.first.ground_truth) if is_shown else _WITHHELD
             problems.append((problem.uid, problem.first.subject or "", reference, *counts, *answers))
         if problems:
             show_rows(_PROBLEM_HEADER, problems)
@@ -268,13 +266,14 @@ def _verdict(record: SampleRecord) -> str:
     return record.outcome if record.answer is None else f"{record.outcome}: {_short(record.answer)}"
 
 
-def _answers(given: ProblemAnswers) -> str:
+def _answers(problem: ProblemTally) -> str:
     """The most frequent answers, with how often each was given where there are several responses."""
+    counts = Counter(answer for answer, _ in problem.votes)
     texts = [
-        ("no answer" if answer is None else _short(answer)) + (f" x{count}" if given.num_samples > 1 else "")
-        for answer, count in given.counts.most_common(_ANSWERS_SHOWN)
+        ("no answer" if answer is None else _short(answer)) + (f" x{count}" if len(problem.votes) > 1 else "")
+        for answer, count in counts.most_common(_ANSWERS_SHOWN)
     ]
-    return ", ".join(texts) + (", ..." if len(given.counts) > _ANSWERS_SHOWN else "")
+    return ", ".join(texts) + (", ..." if len(counts) > _ANSWERS_SHOWN else "")
 
 
 def _short(text: str) -> str:
@@ -299,8 +298,8 @@ def show_leaderboard(workspace: Workspace) -> None:
         console.print(title, markup=False, soft_wrap=True, style="bold")
         rows = [["\n".join((cell.text, *cell.details)) for cell in row] for row in accuracies.rows]
         show_rows(accuracies.header, rows)
-        for paper in published_of(table):
-            say(f"{PUBLISHED}: {about(paper)}")
+        for paper in table.papers:
+            say(f"{PUBLISHED}: {paper.about}")
         console.print()
     for directory, reason in board.left_out.items():
         say(f"left out: {directory}: {reason}")

@@ -15,6 +15,7 @@ from luffy.errors import DataError, UserError
 from luffy.evaluation.across_runs.run_results import (
     BASE,
     REPORTED,
+    TRIED,
     SweepResults,
     first_difference,
     joined_results,
@@ -75,19 +76,21 @@ def collect(study: Sweep, workspace: Workspace, *, verify: bool) -> None:
     progress = SweepProgress(study, workspace, verify=verify)
     reported = study.reported_runs(study.cells, progress.chosen(study.cells))
     results = progress.collect([*study.tuning_runs(study.cells), *reported])
-    if not results.outcomes:
+    if results.outcomes.empty:
         raise UserError(f"workspace {workspace.root}: no run of {study.design.name} is finished; nothing is written")
     files = result_files(study.path, study.design.name)
     if any(path.exists() for path in files):
         try:
-            results = joined_results(read_sweep_results(files).in_design(study), results)
+            in_design = read_sweep_results(files).where(cell=study.cells, arm=("", *study.design.arms))
+            results = joined_results(in_design, results)
         except DataError as error:
             raise UserError(
                 f"{files[0]}: does not go with workspace {workspace.root} ({error}); delete "
                 f"{files[0].name} and {files[1].name} to write only the results of this workspace"
             ) from None
     write_results(results, files)
-    num_runs = len({row.place[:5] for row in results.outcomes if row.role != BASE})
+    runs = results.where(role=(REPORTED, TRIED)).outcomes[["cell", "role", "arm", "point", "seed"]]
+    num_runs = len(runs.drop_duplicates())
     for path in files:
         say(f"{path}: {num_runs} runs, {path.stat().st_size:,} bytes")
 
@@ -117,7 +120,8 @@ def fresh_workspace(study: Sweep, root: Path) -> Workspace:
 def needed_results(study: Sweep, cells: Sequence[str]) -> SweepResults:
     """The committed results; UserError where a run of one of the cells is missing."""
     committed = read_sweep_results(result_files(study.path, study.design.name))
-    there = {(row.cell, row.arm, row.seed) for row in committed.outcomes if row.role == REPORTED}
+    reported = committed.where(role=[REPORTED]).outcomes
+    there = {*reported[["cell", "arm", "seed"]].itertuples(index=False, name=None)}
     for cell in cells:
         wanted = [(cell, arm, seed) for arm in study.design.arms for seed in study.seeds(cell)]
         if missing := [f"{arm} {seed}" for _, arm, seed in wanted if (cell, arm, seed) not in there]:
@@ -136,7 +140,7 @@ def is_reproduced(study: Sweep, cells: Sequence[str], workspace: Workspace) -> b
     committed = needed_results(study, cells)
     chosen = committed.chosen_for(study, cells)
     again = SweepProgress(study, workspace).collect(study.reported_runs(cells, chosen))
-    before, after = committed.of_cells(cells), again.of_cells(cells)
+    before, after = (each.where(cell=cells, role=(REPORTED, BASE)) for each in (committed, again))
     difference = first_difference(before, after)
     if difference is None:
         say(f"reproduced, bit for bit: {', '.join(cells)}")

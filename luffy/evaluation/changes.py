@@ -1,49 +1,30 @@
 """Comparison of two evaluations: paired tests, and the problems whose result changed."""
 
-from collections import Counter
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from statistics import fmean
 
 from luffy.errors import DataError
-from luffy.evaluation.results import Cell, FinishedEvaluation
-from luffy.evaluation.sample_files import SampleRecord
+from luffy.evaluation.results import Cell, FinishedEvaluation, ProblemTally, tally_cells
 from luffy.statistics.paired import BenchmarkComparison, PairedAccuracies, compare
 
 
-@dataclass(slots=True)
-class ProblemAnswers:
-    """One evaluation's responses to a problem."""
-
-    subject: str | None
-    ground_truth: str
-    confidential: bool = False
-    num_correct: int = 0
-    num_samples: int = 0
-    counts: Counter[str | None] = field(default_factory=Counter)
-    """How often each answer was given; None: no answer."""
-
-    @property
-    def share(self) -> float:
-        return self.num_correct / self.num_samples
-
-
 @dataclass(frozen=True, slots=True)
-class ChangedProblem:
-    """A problem that the two models solve at different rates."""
+class SharedProblem:
+    """A problem that both evaluations have."""
 
     uid: str
-    first: ProblemAnswers
-    second: ProblemAnswers
+    first: ProblemTally
+    second: ProblemTally
 
     @property
-    def confidential(self) -> bool:
-        """Whether neither its reference nor any answer may be shown; the older evaluation may not have marked it."""
-        return self.first.confidential or self.second.confidential
+    def may_be_shown(self) -> bool:
+        """Whether its reference and the answers may be; the older evaluation may not have marked it."""
+        return self.first.may_be_shown and self.second.may_be_shown
 
     @property
     def gain(self) -> float:
-        return self.second.share - self.first.share
+        """What the second evaluation's accuracy on it has more."""
+        return self.second.accuracy - self.first.accuracy
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +35,7 @@ class CellChanges:
     accuracies: tuple[float, float]
     """Accuracies on the problems that both evaluations have."""
     comparison: BenchmarkComparison
-    changed: tuple[ChangedProblem, ...]
+    changed: tuple[SharedProblem, ...]
     """First the problems that the second evaluation solves more often, then the others; each by size of the change."""
     only_first: int
     """Problems that the other evaluation does not have; they are not compared."""
@@ -77,9 +58,15 @@ def find_changes(first: FinishedEvaluation, second: FinishedEvaluation) -> Chang
 
     The confidence level is that of the first. Raises DataError where they share no problem of a suite and decoding.
     """
-    before, after = _tally_problems(first.records()), _tally_problems(second.records())
-    shared = {cell: [uid for uid in before[cell] if uid in after[cell]] for cell in before if cell in after}
-    shared = {cell: uids for cell, uids in shared.items() if uids}
+    before, after = (
+        {cell: tally.problems for cell, tally in tally_cells(each.records()).items()} for each in (first, second)
+    )
+    shared = {
+        cell: [SharedProblem(uid, old, after[cell][uid]) for uid, old in problems.items() if uid in after[cell]]
+        for cell, problems in before.items()
+        if cell in after
+    }
+    shared = {cell: problems for cell, problems in shared.items() if problems}
     if not shared:
         had, has = ("; ".join(map(", ".join, cells)) for cells in (before, after))
         raise DataError(
@@ -88,42 +75,24 @@ def find_changes(first: FinishedEvaluation, second: FinishedEvaluation) -> Chang
         )
     pairs = {
         ", ".join(cell): PairedAccuracies(
-            [before[cell][uid].share for uid in uids],
-            [after[cell][uid].share for uid in uids],
-            min(min(before[cell][uid].num_samples, after[cell][uid].num_samples) for uid in uids),
+            [each.first.accuracy for each in problems],
+            [each.second.accuracy for each in problems],
+            min(len(side.votes) for each in problems for side in (each.first, each.second)),
         )
-        for cell, uids in shared.items()
+        for cell, problems in shared.items()
     }
     comparison, cells = compare(pairs, first.results.confidence), list[CellChanges]()
-    for cell, uids in shared.items():
-        old, new = before[cell], after[cell]
-        problems = [ChangedProblem(uid, old[uid], new[uid]) for uid in uids]
-        changed = [problem for problem in problems if problem.gain]
+    for cell, problems in shared.items():
+        pair, changed = pairs[", ".join(cell)], [each for each in problems if each.gain]
         cells.append(
             CellChanges(
                 cell,
-                (fmean(each.first.share for each in problems), fmean(each.second.share for each in problems)),
+                (fmean(pair.first), fmean(pair.second)),
                 comparison.on(", ".join(cell)),
-                tuple(sorted(changed, key=lambda problem: (problem.gain < 0, -abs(problem.gain)))),
-                len(old) - len(uids),
-                len(new) - len(uids),
-                sum(old[uid].ground_truth != new[uid].ground_truth for uid in uids),
+                tuple(sorted(changed, key=lambda each: (each.gain < 0, -abs(each.gain)))),
+                len(before[cell]) - len(problems),
+                len(after[cell]) - len(problems),
+                sum(each.first.ground_truth != each.second.ground_truth for each in problems),
             )
         )
-    apart = dict.fromkeys([*before, *after])
-    return Changes(tuple(cells), tuple(cell for cell in apart if cell not in shared))
-
-
-def _tally_problems(records: Iterable[SampleRecord]) -> dict[Cell, dict[str, ProblemAnswers]]:
-    """Counts for each problem, by suite and decoding; the records are read once and not kept."""
-    found: dict[Cell, dict[str, ProblemAnswers]] = {}
-    for record in records:
-        problems = found.setdefault((record.suite, record.decoding), {})
-        if record.uid not in problems:
-            problems[record.uid] = ProblemAnswers(record.subject, record.ground_truth)
-        problem = problems[record.uid]
-        problem.confidential |= not record.may_be_shown
-        problem.num_correct += record.correct
-        problem.num_samples += 1
-        problem.counts[record.answer] += 1
-    return found
+    return Changes(tuple(cells), tuple(cell for cell in dict.fromkeys([*before, *after]) if cell not in shared))

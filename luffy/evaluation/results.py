@@ -88,7 +88,7 @@ class ResultRow(StrictModel):
     outcomes: dict[str, int]
     """Number of responses by grading outcome; outcomes that never occurred are 0."""
     mean_tokens: float
-    """Per response; 0: unknown, and with it how many were cut (`luffy.evaluation.responses`)."""
+    """Per response; 0: unknown, and with it how many were cut (`luffy.evaluation.regrading`)."""
     truncated_share: float
     """Responses that ran into a limit of tokens."""
     pass_at_k: dict[str, float] = Field(default_factory=dict)
@@ -148,11 +148,14 @@ def checkpoint_name(checkpoint: str, names: Mapping[str, str] = _CHECKPOINT_NAME
 
 
 class Tally:
-    """Counts the graded responses of one suite under one decoding as they arrive; keeps no text except the answers."""
+    """Counts the graded responses of one suite under one decoding as they arrive; keeps no text except the answers.
+
+    `problems`: the counts of each problem, by uid.
+    """
 
     def __init__(self, suite: str, decoding: str) -> None:
         self._cell = suite, decoding
-        self._problems: dict[str, _ProblemTally] = {}
+        self.problems: dict[str, ProblemTally] = {}
         self._outcomes: Counter[str] = Counter()
         self._graders: Counter[str] = Counter()
         self._num_tokens = 0
@@ -160,9 +163,11 @@ class Tally:
 
     def add(self, record: SampleRecord) -> None:
         """Count one more response."""
-        problem = self._problems.get(record.uid)
+        problem = self.problems.get(record.uid)
         if problem is None:
-            problem = self._problems[record.uid] = _ProblemTally(record.subject, record.level, record.num_options)
+            labels = record.subject, record.level, record.num_options
+            problem = self.problems[record.uid] = ProblemTally(*labels, record.ground_truth)
+        problem.may_be_shown &= record.may_be_shown
         problem.votes.append((record.answer, record.correct))
         problem.num_unparsed += record.outcome in _UNPARSED
         self._outcomes[record.outcome] += 1
@@ -172,9 +177,9 @@ class Tally:
 
     def row(self, confidence: float, protocol: SamplingProtocol | None = None) -> ResultRow:
         """The finished row; LuffyError unless every problem has the same number of responses."""
-        problems, responses = list(self._problems.values()), self._outcomes.total()
+        problems, responses = list(self.problems.values()), self._outcomes.total()
         num_samples = max((len(problem.votes) for problem in problems), default=0)
-        short = [uid for uid, problem in self._problems.items() if len(problem.votes) != num_samples]
+        short = [uid for uid, problem in self.problems.items() if len(problem.votes) != num_samples]
         if not problems or short:
             raise LuffyError(f"{len(short)} problems have fewer than {num_samples} responses, e.g. {short[:1]}")
         tries = sorted({*(2**i for i in range(num_samples.bit_length())), num_samples}) if num_samples > 1 else []
@@ -203,12 +208,15 @@ class Tally:
 
 
 @dataclass(slots=True)
-class _ProblemTally:
+class ProblemTally:
     """Counts of the responses to one problem, and the answers."""
 
     subject: str | None
     level: str | None
     num_options: int | None
+    ground_truth: str
+    may_be_shown: bool = True
+    """Whether the reference and the answers may be."""
     votes: list[tuple[str | None, bool]] = field(default_factory=list)
     """Each response's answer, and whether it is correct."""
     num_unparsed: int = 0
@@ -216,6 +224,10 @@ class _ProblemTally:
     @property
     def num_correct(self) -> int:
         return sum(correct for _, correct in self.votes)
+
+    @property
+    def accuracy(self) -> float:
+        return self.num_correct / len(self.votes)
 
 
 def tally_cells(records: Iterable[SampleRecord]) -> dict[Cell, Tally]:
@@ -255,7 +267,7 @@ def read_results(path: Path) -> EvaluationResults:
         raise LuffyError(f"{path}: not the results of an evaluation ({str(error).splitlines()[0]})") from None
 
 
-def _choices(problems: Sequence[_ProblemTally], num_samples: int) -> Choices:
+def _choices(problems: Sequence[ProblemTally], num_samples: int) -> Choices:
     unparsed = [problem.num_unparsed for problem in problems]
     correct = [problem.num_correct for problem in problems]
     options = [problem.num_options for problem in problems if problem.num_options]
@@ -340,12 +352,9 @@ def read_scores(directory: Path, names: Mapping[str, str] | None = None) -> Chec
 
     `names`: what to call some checkpoints otherwise.
     """
-    correct: dict[Cell, dict[str, int]] = {}
-    references: dict[Cell, dict[str, str]] = {}
-    for record in read_samples_of(directory):
-        of_cell = correct.setdefault((record.suite, record.decoding), {})
-        of_cell[record.uid] = of_cell.get(record.uid, 0) + record.correct
-        references.setdefault((record.suite, record.decoding), {})[record.uid] = record.ground_truth
+    cells = {cell: tally.problems for cell, tally in tally_cells(read_samples_of(directory)).items()}
+    correct = {cell: {uid: each.num_correct for uid, each in problems.items()} for cell, problems in cells.items()}
+    references = {cell: {uid: each.ground_truth for uid, each in problems.items()} for cell, problems in cells.items()}
     results = read_results(directory / RESULTS_FILE)
     name = (names or {}).get(results.checkpoint, results.checkpoint)
     return CheckpointScores(results.model_copy(update={"checkpoint": name}), correct, references)

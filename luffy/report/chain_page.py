@@ -48,6 +48,7 @@ from luffy.report.curves import OUTCOME_COLORS, draw_held_out, draw_outcomes, dr
 from luffy.report.evaluation_page import Scored, accuracies, breakdowns, measures, scores
 from luffy.report.figures import bars
 from luffy.report.page import Figure, Page, Sample, Section, Tile, Turn, markdown
+from luffy.statistics.paired import BenchmarkComparison
 from luffy.tracking.advice import advice_on_rl
 from luffy.tracking.metrics import METRICS_FILE, MetricRow, read_metrics, training_rows
 from luffy.tracking.step_times import step_times
@@ -211,12 +212,8 @@ def model_card(chain: FinishedChain, node: str, explained: Iterable[tuple[str, s
     }
     origin = config.model.shown_name or "a policy trained from scratch"
     last = chain.evaluations[-1]
-    estimates = {
-        f"{row.suite}, {row.decoding}": {one.name: one.row.estimate for one in chain.scored((row.suite, row.decoding))}
-        for row in last.results.rows
-    }
-    models = [(color, checkpoint_name(each)) for each, color in chain.colors.items()]
-    _, shown = accuracies("suite", models, estimates)
+    cells = [(row.suite, row.decoding) for row in last.results.rows]
+    _, shown = _accuracies(chain, {", ".join(cell): cell for cell in cells})
     level = f"{100 * last.results.confidence:g}{NBSP}%"
     versions = [f"{name} {made.versions[name]}" for name in ("luffy", "commit") if name in made.versions]
     sections = (
@@ -238,13 +235,13 @@ def difference_table(chain: FinishedChain, decoding: str) -> Table:
     """Percentage points between consecutive checkpoints on the same problems."""
     header = (f"{checkpoint_name(a.checkpoint)} → {checkpoint_name(b.checkpoint)}" for a, b in chain.transitions)
     comparisons = [second.against(first, chain.suites, decoding) for first, second in chain.transitions]
-    rows: list[list[str | TableCell]] = []
-    for suite in chain.suites:
-        rows.append([suite])
-        for row in (each.on(suite) for each in comparisons):
-            found, shown = row.paired, tone(row.paired.difference, row.is_significant)
-            notes = (f"{found.wins} better,", f"{found.losses} worse,", f"{found.ties} same")
-            rows[-1].append(difference(found.difference, row.adjusted_p, notes=notes, tone=shown))
+
+    def shown(row: BenchmarkComparison) -> TableCell:
+        found, color = row.paired, tone(row.paired.difference, row.is_significant)
+        notes = (f"{found.wins} better,", f"{found.losses} worse,", f"{found.ties} same")
+        return difference(found.difference, row.adjusted_p, notes=notes, tone=color)
+
+    rows = ((suite, *(shown(each.on(suite)) for each in comparisons)) for suite in chain.suites)
     return table(("suite", *header), rows, "Change in percentage points", style="numbers")
 
 
@@ -313,9 +310,7 @@ def _decoding(chain: FinishedChain, name: str) -> Section:
     scored = {suite: chain.scored((suite, name)) for suite in chain.suites}
     counted = (one.row.outcomes for found in scored.values() for one in found)
     seen = {outcome for outcomes in counted for outcome, number in outcomes.items() if number}
-    models = [(color, checkpoint_name(each)) for each, color in chain.colors.items()]
-    estimates = {suite: {one.name: one.row.estimate for one in found} for suite, found in scored.items()}
-    drawn, shown = accuracies("suite", models, estimates)
+    drawn, shown = _accuracies(chain, {suite: (suite, name) for suite in chain.suites})
     note = "Share of the responses; only a correct answer counts."
     legends = tuple((color, outcome.replace("_", " ")) for outcome, color in OUTCOME_COLORS.items() if outcome in seen)
 
@@ -340,28 +335,23 @@ def _decoding(chain: FinishedChain, name: str) -> Section:
     )
 
 
+def _accuracies(chain: FinishedChain, cells: Mapping[str, Cell]) -> tuple[Figure, Table]:
+    """Accuracies of all checkpoints as a figure and a table, a row for each of the named `cells`."""
+    models = [(color, checkpoint_name(each)) for each, color in chain.colors.items()]
+    found = {label: {one.name: one.row.estimate for one in chain.scored(cell)} for label, cell in cells.items()}
+    return accuracies("suite", models, found)
+
+
 def _more(chain: FinishedChain, decoding: str) -> Section:
     """Every number of a decoding's results, a row per suite and checkpoint; and accuracy by subject and level."""
-    of_checkpoints = []
-    for evaluation in chain.evaluations:
-        rows = [row for row in evaluation.results.rows if row.decoding == decoding]
-        of_checkpoints.append((checkpoint_name(evaluation.checkpoint), (scores(rows), *measures(rows))))
-    tables = []
-    for same in zip(*(found for _, found in of_checkpoints), strict=True):
-        lines = [
-            (suite, TableCell(name), *values)
-            for (name, _), table in zip(of_checkpoints, same, strict=True)
-            for suite, *values in table.rows
-        ]
-        lines.sort(key=lambda line: chain.suites.index(line[0].text))  # stable: checkpoints stay in order
-        first, *others = same[0].header
-        tables += [replace(same[0], header=(first, "checkpoint", *others), rows=tuple(lines))] if lines else []
-    parts = (breakdowns(chain.scored((suite, decoding))) for suite in chain.suites)
+    by_suite = [chain.scored((suite, decoding)) for suite in chain.suites]
+    scored = [one for found in by_suite for one in found]
+    tables = (scores(scored, named=True), *measures(scored, named=True))
     return Section(
         title=f"Every number of {decoding} decoding, by suite: accuracies, forms, lengths, subjects",
         is_folded=True,
-        tables=tuple(tables),
-        sections=tuple(section for part in parts for section in part),
+        tables=tuple(each for each in tables if each.rows),
+        sections=tuple(section for found in by_suite for section in breakdowns(found)),
     )
 
 

@@ -1,4 +1,4 @@
-"""What an evaluation shows: `summary.md` and `summary.html`, and the page of a sweep over checkpoints.
+"""What an evaluation shows: `summary.md` and `summary.html`, the page of a sweep over checkpoints, and the leaderboard.
 
 The tables of a decoding are also those of a chain's report (`luffy.report.chain_page`).
 """
@@ -6,6 +6,7 @@ The tables of a decoding are also those of a chain's report (`luffy.report.chain
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from luffy.evaluation.results import (
     CheckpointScores,
@@ -33,9 +34,15 @@ from luffy.report.figures import Bands, Chart, chart, dots, estimates
 from luffy.report.page import Figure, Page, Section, html, markdown
 from luffy.statistics.accuracy import Estimate
 
+if TYPE_CHECKING:  # stages that evaluate know of no other runs
+    from luffy.evaluation.across_runs.all_results import Column, Leaderboard, ProtocolTable
+
 SUMMARY_FILE = "summary.md"
 PAGE_FILE = "summary.html"
+MARK = "★"
+PUBLISHED = "published"
 _COLOR = "c1"
+_COLORS = ("c1", "c2", "c3", "c4", "c5", "c7", "c6")
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +68,7 @@ def evaluation_page(results: EvaluationResults) -> Page:
         mean = sum(row.accuracy for row in rows) / len(rows)
         of_all = f"Mean of these {len(rows)} accuracies, each suite counted once: {percent(mean)}."
         drawn = accuracy_figure([(row.suite, [(_COLOR, row.estimate, ())]) for row in rows])
-        parts = (breakdowns([Scored("accuracy", _COLOR, row)]) for row in rows)
+        scored = [Scored("accuracy", _COLOR, row) for row in rows]
         protocols = table_of(
             [(row.suite, row.protocol) for row in rows if row.protocol is not None],
             {
@@ -80,8 +87,8 @@ def evaluation_page(results: EvaluationResults) -> Page:
                 title=name,
                 notes=tuple(filter(None, (of_all if len(rows) > 1 else "", advice_on(rows)))),
                 figures=(drawn,),
-                tables=tuple(table for table in (scores(rows), *measures(rows), protocols) if table.rows),
-                sections=tuple(section for part in parts for section in part),
+                tables=tuple(table for table in (scores(scored), *measures(scored), protocols) if table.rows),
+                sections=tuple(section for one in scored for section in breakdowns([one])),
             )
         )
     return Page(
@@ -162,46 +169,51 @@ def by_decoding(rows: Sequence[ResultRow]) -> dict[str, list[ResultRow]]:
     return found
 
 
-def scores(rows: Sequence[ResultRow]) -> Table:
-    """Accuracies with their intervals, pass@k, maj@k."""
+def scores(scored: Sequence[Scored], *, named: bool = False) -> Table:
+    """Accuracies with their intervals, pass@k, maj@k; `named`: with the names of the models."""
     return table_of(
-        rows,
+        scored,
         {
-            "suite": lambda row: row.suite,
-            "problems": lambda row: f"{row.num_problems:,}",
-            "k": lambda row: row.num_samples,
-            "accuracy": lambda row: accuracy(row.estimate),
-            "method of the interval": lambda row: row.method,
-            "pass@k": lambda row: shares_at_k(row.pass_at_k),
-            "maj@k": lambda row: shares_at_k(row.maj_at_k),
+            "suite": lambda one: one.row.suite,
+            **({"checkpoint": lambda one: one.name} if named else {}),
+            "problems": lambda one: f"{one.row.num_problems:,}",
+            "k": lambda one: one.row.num_samples,
+            "accuracy": lambda one: accuracy(one.row.estimate),
+            "method of the interval": lambda one: one.row.method,
+            "pass@k": lambda one: shares_at_k(one.row.pass_at_k),
+            "maj@k": lambda one: shares_at_k(one.row.maj_at_k),
         },
     )
 
 
-def measures(rows: Sequence[ResultRow]) -> tuple[Table, ...]:
+def measures(scored: Sequence[Scored], *, named: bool = False) -> tuple[Table, ...]:
     """Tables of other measures than accuracy; without rows where there is none.
 
     Shares of truncated, unanswered, unparsable and failed responses with mean lengths; and what puts scores of multiple
     choice into perspective.
     """
     health = table_of(
-        rows,
+        scored,
         {
-            "suite": lambda row: row.suite,
-            "truncated": lambda row: percent(row.truncated_share) if row.mean_tokens else NONE,
-            "no answer": lambda row: percent(row.no_answer_share),
-            "unparsable": lambda row: percent(row.outcomes.get("unparsable", 0) / (row.num_problems * row.num_samples)),
-            "timed out, crashed": lambda row: str(row.outcomes.get("timed_out", 0) + row.outcomes.get("crashed", 0)),
-            "mean tokens": lambda row: f"{row.mean_tokens:.0f}" if row.mean_tokens else NONE,
-            "graded by": lambda row: ", ".join(row.graders) or NONE,
+            "suite": lambda one: one.row.suite,
+            **({"checkpoint": lambda one: one.name} if named else {}),
+            "truncated": lambda one: percent(one.row.truncated_share) if one.row.mean_tokens else NONE,
+            "no answer": lambda one: percent(one.row.no_answer_share),
+            "unparsable": lambda one: percent(
+                one.row.outcomes.get("unparsable", 0) / (one.row.num_problems * one.row.num_samples)
+            ),
+            "timed out, crashed": lambda one: one.row.outcomes.get("timed_out", 0) + one.row.outcomes.get("crashed", 0),
+            "mean tokens": lambda one: f"{one.row.mean_tokens:.0f}" if one.row.mean_tokens else NONE,
+            "graded by": lambda one: ", ".join(one.row.graders) or NONE,
         },
         "Responses: shares in percent, and how long they are",
     )
     choices = table_of(
-        [(row, row.choices) for row in rows if row.choices is not None],
+        [(one, one.row.choices) for one in scored if one.row.choices is not None],
         {
-            "suite": lambda found: found[0].suite,
-            "accuracy": lambda found: percent(found[0].accuracy),
+            "suite": lambda found: found[0].row.suite,
+            **({"checkpoint": lambda found: found[0].name} if named else {}),
+            "accuracy": lambda found: percent(found[0].row.accuracy),
             "names no option": lambda found: percent(found[1].unparsed_share),
             "adjusted for guessing": lambda found: percent(found[1].guess_adjusted),
             "guessing alone": lambda found: percent(found[1].chance),
@@ -231,3 +243,103 @@ def breakdowns(scored: Sequence[Scored]) -> list[Section]:
             drawn, shown = accuracies(kind, models, found)
             sections.append(Section(title=f"{suite} by {kind}", in_columns=True, figures=(drawn,), tables=(shown,)))
     return sections
+
+
+def leaderboard_page(board: "Leaderboard", workspace: str) -> Page:
+    """A section for each protocol, then the published tables, and what was left out."""
+    note = (
+        "Accuracy in percent, mean over all responses, with its interval over problems: what another set of problems "
+        "of the same kind would give. Under a suite's name: its problems × responses to each. "
+        f"{MARK} marks the best row of a suite where it is clearly better than the next one (a test of their "
+        "difference on the same problems, corrected after Holm for the number of suites); where no row is marked, the "
+        "first ones cannot be told apart. Rows are compared within a table only, since a table is one protocol. The "
+        "best mean stands first; means are not tested."
+    )
+    sections = [Section(notes=(note,)), *map(_protocol_section, board.tables)]
+    for paper in board.published:
+        rows = (
+            (row.name, *(f"{row.accuracies[key]:.1f}" if key in row.accuracies else NONE for key in paper.benchmarks))
+            for row in paper.rows
+        )
+        sections.append(
+            Section(
+                title="Published results",
+                aside=f"{paper.title}, {paper.source}",
+                notes=(f"{paper.about}. They stand in a table above where its suites are the same benchmarks.",),
+                tables=(table((paper.model, *(each.label for each in paper.benchmarks.values())), rows),),
+            )
+        )
+    if board.left_out:
+        left_out = (f"{directory.name}: {reason}" for directory, reason in board.left_out.items())
+        sections.append(Section(title="Left out", notes=tuple(left_out)))
+    return Page("Leaderboard", f"workspace {workspace}", tuple(sections), workspace)
+
+
+def leaderboard_table(ranking: "ProtocolTable") -> Table:
+    """One row per model: its name, then its accuracy on each suite, marked where it is clearly the best.
+
+    Published rows follow, named as such.
+    """
+    means = [ranking.mean(each) for each in ranking.rows]
+    has_means, headings = any(means), [_heading(ranking, column) for column in ranking.columns]
+    header = ("checkpoint", "method", "run", *headings, *(["mean"] if has_means else []))
+    rows = []
+    for each, mean in zip(ranking.rows, means, strict=True):
+        model = each.model
+        more = (f"and {len(model.runs) - 1} more",) if len(model.runs) > 1 else ()
+        row = [TableCell(model.checkpoint), TableCell(model.method or NONE), TableCell(model.run, more)]
+        for column in ranking.columns:
+            found, lead = each.cells.get(column), ranking.leads.get(column)
+            cell = accuracy(None if found is None else found.row.estimate)
+            is_best = lead is not None and lead.best is each and lead.comparison.is_significant
+            row.append(TableCell(f"{cell.text} {MARK}", cell.details, "better") if is_best else cell)
+        rows.append((*row, *([accuracy(mean)] if has_means else [])))
+    for published in ranking.references:
+        shares = (percent(published.accuracies.get(column)) for column in ranking.columns)
+        texts = (published.row.name, PUBLISHED, published.table.source, *shares, *([""] if has_means else []))
+        rows.append(tuple(TableCell(text, (), "aside") for text in texts))
+    return Table(header, tuple(rows), style="numbers board")
+
+
+def _protocol_section(ranking: "ProtocolTable") -> Section:
+    methods = dict.fromkeys(found.row.method for each in ranking.rows for found in each.cells.values())
+    notes = (
+        f"Here {ranking.note}." if ranking.note else "",
+        *(f"Published: {paper.about}." for paper in ranking.papers),
+        f"Intervals: {'; '.join(filter(None, methods))}." if any(methods) else "",
+    )
+    figures, colors = list[Figure](), list(zip(_COLORS, ranking.rows, strict=False))
+    if len(ranking.rows) <= len(_COLORS):
+        bands = [
+            (column.suite, [(c, each.cells[column].row.estimate, ()) for c, each in colors if column in each.cells])
+            for column in ranking.columns
+        ]
+        figures.append(accuracy_figure(bands, tuple((color, each.model.text) for color, each in colors)))
+    leads = []
+    for column, lead in ranking.leads.items():
+        found, p = lead.comparison.paired, p_value(lead.comparison.adjusted_p)
+        clear, even = TableCell(f"{MARK} clearly better", (p,), "better"), TableCell("not distinguishable", (p,))
+        change = difference(found.difference, notes=(counts(found),))
+        names = _heading(ranking, column).partition("\n")[0], lead.best.model.text, lead.next.model.text
+        leads.append((*names, change, clear if lead.comparison.is_significant else even))
+    note = (
+        "Percentage points with their interval, and the number of problems on which the best was right more or less "
+        "often. p-values after Holm's correction over the table's suites."
+    )
+    compared = table(("suite", "best", "next", "difference", "verdict"), leads, note=note)
+    folded = Section(title="The best against the next on each suite", is_folded=True, tables=(compared,))
+    return Section(
+        title=ranking.title,
+        aside=f"{100 * ranking.confidence:g} % intervals",
+        notes=tuple(filter(None, notes)),
+        tables=(leaderboard_table(ranking),),
+        sections=(Section(figures=tuple(figures)), *([folded] if leads else [])),
+    )
+
+
+def _heading(ranking: "ProtocolTable", column: "Column") -> str:
+    """Heading of a column: the suite, its distinguishing settings, its problems and the responses to each."""
+    shown = column.suite, column.num_problems, column.num_samples
+    alike = [each for each in ranking.columns if (each.suite, each.num_problems, each.num_samples) == shown]
+    mark = f" #{column.problems[:4]}" if len(alike) > 1 else ""
+    return f"{column.suite}{mark}\n{column.num_problems:,} × {column.num_samples}"

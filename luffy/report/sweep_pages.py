@@ -6,6 +6,7 @@ Each is one HTML file that needs no other; the same findings give the same bytes
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import cycle
+from statistics import fmean
 
 from luffy.config.many_runs.sweep_design import CENTRE, value_text
 from luffy.evaluation.across_runs.run_results import (
@@ -14,8 +15,6 @@ from luffy.evaluation.across_runs.run_results import (
     ArmResults,
     CurvePoint,
     SweepResults,
-    levels,
-    reached,
 )
 from luffy.evaluation.across_runs.sweep_findings import Effect, Findings, Score, Tuning
 from luffy.evaluation.results import Cell
@@ -93,16 +92,26 @@ def cost_table(findings: Findings) -> Table:
 
 
 def steps_to_reach(findings: Findings) -> list[Table]:
-    """For each suite, one row per arm and one column per tenth of accuracy: optimizer steps until it was reached."""
+    """For each suite, one row per arm and one column per tenth of accuracy: optimizer steps until it was reached.
+
+    The tenths are those that some seed reached, and that not all had at their first measurement.
+    """
     tables = []
     for suite in dict.fromkeys(suite for arm in findings.arms for suite in arm.held_out):
         curves = {arm.name: arm.held_out[suite] for arm in findings.arms if suite in arm.held_out}
-        shown, rows = levels([curve for of_arm in curves.values() for curve in of_arm]), []
+        measured = [curve for of_arm in curves.values() for curve in of_arm if curve]
+        start = min(curve[0].accuracy for curve in measured)
+        most = max(point.accuracy for curve in measured for point in curve)
+        shown, rows = [tenth / 10 for tenth in range(1, 10) if start < tenth / 10 <= most], []
         for name, of_arm in curves.items():
             row = [name]
-            for num_seeds, steps in (reached(of_arm, level) for level in shown):
-                some = f"{num_seeds} of {count(len(of_arm), 'seed')}" if num_seeds else NONE
-                row.append(some if steps is None else f"{steps:,.0f}")
+            for level in shown:
+                firsts = (next((point.steps for point in curve if point.accuracy >= level), None) for curve in of_arm)
+                known = [steps for steps in firsts if steps is not None]
+                if len(known) == len(of_arm):
+                    row.append(f"{fmean(known):,.0f}")
+                else:  # the mean of the others would be too good
+                    row.append(f"{len(known)} of {count(len(of_arm), 'seed')}" if known else NONE)
             rows.append(row)
         if shown:
             header = ("arm", *(f"{100 * level:.0f} %" for level in shown))
@@ -238,16 +247,12 @@ def _comparison_page(findings: Findings) -> Page:
             f"red ones are significant after Holm's correction over all {num_tests} tests of this page.",
         )
     colors = {arm.name: color for arm, color in zip(findings.arms, cycle(_COLORS), strict=False)}
-    results = []
+    results, of_models = [], {"": _BASE_COLOR, **colors}
     for decoding in findings.decodings:
         bands = []
         for suite in findings.suites(decoding):
-            scores = {name: findings.score(name, (suite, decoding)) for name in ("", *colors)}
-            known = {name: each for name, each in scores.items() if each is not None}
-            shown = [
-                (colors.get(name, _BASE_COLOR), each.estimate, [*each.by_seed.values()]) for name, each in known.items()
-            ]
-            bands.append((suite, shown))
+            scores = [(color, findings.score(name, (suite, decoding))) for name, color in of_models.items()]
+            bands.append((suite, [(color, each.estimate, [*each.by_seed.values()]) for color, each in scores if each]))
         legend = ((_BASE_COLOR, "base"), *((colors[arm.name], arm.name) for arm in findings.arms if arm.seeds))
         drawn = accuracy_figure(bands, legend)
         tables = accuracy_table(findings, decoding), difference_table(findings, decoding)
@@ -483,24 +488,18 @@ def _planned(findings: Findings) -> Table:
 
 def _tried_of_cells(results: SweepResults) -> Table:
     """What was tried for each arm and what was chosen; without rows where nothing was tuned."""
-    chosen, means = results.chosen, dict[tuple[str, str, int, str], list[float]]()
-    for row in results.measures:
-        if row.role == TRIED and row.measure == "accuracy":
-            means.setdefault((row.cell, row.arm, row.point, row.values), []).append(row.value)
+    chosen, tried = results.chosen, results.where(role=[TRIED]).measures.query("measure == 'accuracy'")
+    means = tried.groupby(["cell", "arm", "point", "values"], sort=False)["value"].mean().reset_index()
     rows = (
-        (cell, arm, values, percent(sum(each) / len(each)), "yes" if chosen.get(cell, {}).get(arm) == point else "")
-        for (cell, arm, point, values), each in means.items()
+        (cell, arm, values, percent(mean), "yes" if chosen.get((cell, arm)) == point else "")
+        for cell, arm, point, values, mean in means.itertuples(index=False, name=None)
     )
     return table(("tuned at", "arm", "values", "accuracy on validation", "chosen"), rows)
 
 
 def _costs_of_cells(findings: Findings, results: SweepResults) -> Table:
     """Mean seconds and sampled tokens of a reported run over seeds; the budget decides the rest."""
-    spent: dict[tuple[str, str, str], list[float]] = {}
-    for row in results.measures:
-        if row.role == REPORTED and row.measure in ("seconds", "generated_tokens"):
-            spent.setdefault((row.cell, row.arm, row.measure), []).append(row.value)
-    means = {place: sum(values) / len(values) for place, values in spent.items()}
+    means = results.where(role=[REPORTED]).measures.groupby(["cell", "arm", "measure"])["value"].mean().to_dict()
 
     def of_run(cell: str, arm: str) -> str:
         seconds, tokens = (means.get((cell, arm, measure)) for measure in ("seconds", "generated_tokens"))

@@ -8,7 +8,6 @@ study out of time, resumed, collected and reproduced.
 import json
 import re
 import signal
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -285,9 +284,9 @@ def test_results_are_collected_shown_and_reproduced_and_a_changed_file_is_found(
     assert "reproduced, bit for bit: centre" in out
     files = result_files(folder / "design.yaml", load_sweep(folder / "design.yaml").design.name)
     results = read_sweep_results(files)
-    first, *rest = results.outcomes  # of the base, which is reproduced too
-    wrong = replace(first, correct=(first.correct[0] + 1, *first.correct[1:]))
-    write_results(replace(results, outcomes=(wrong, *rest)), files)
+    first, *rest = results.outcomes["correct"][0]  # of the base, which is reproduced too
+    results.outcomes.at[0, "correct"] = (first + 1, *rest)
+    write_results(results, files)
     code, out, err = study(folder, "--reproduce", "centre", workspace="again")
     assert code == 1 and err.count("\n") == 1 and "not reproduced: centre, " in err
     (row,) = (line for line in out.splitlines() if line.startswith("centre  "))

@@ -92,6 +92,12 @@ class PublishedTable(StrictModel):
                 raise ValueError(f"rows: {row.name} has {unknown[0]!r}, which is not among the benchmarks")
         return self
 
+    @property
+    def about(self) -> str:
+        """Where its rows come from, and how they were found."""
+        found = f"{self.title} ({self.source}), {self.model}: {self.protocol}"
+        return f"{found}; without intervals, not compared by a test"
+
     def benchmark_of(self, suite: str, num_problems: int) -> str | None:
         """The table's benchmark that an evaluated suite is; None where it is none of them."""
         for name, benchmark in self.benchmarks.items():
@@ -203,18 +209,17 @@ def read_all(workspace: Workspace) -> tuple[list[ModelResults], LeftOut]:
             f"workspace {workspace.root}: no finished evaluation{reasons}; run a chain that has the stage evaluate"
         )
     found.sort(key=lambda result: result.ended, reverse=True)  # stable: the order of suites within one stays
-    rows: dict[tuple[object, ...], list[Result]] = {}
+    rows: dict[tuple[object, ...], dict[Column, Result]] = {}
     of_models: dict[tuple[str, str, str], list[Result]] = {}
     for result in found:
-        rows.setdefault((result.identity, *sorted(result.protocol.items())), []).append(result)
+        cells = rows.setdefault((result.identity, *sorted(result.protocol.items())), {})
+        cells.setdefault(result.column, result)
         of_models.setdefault(result.identity, []).append(result)
     uses = _read_uses(workspace)
     models = {identity: _named(results, uses) for identity, results in of_models.items()}
     together = []
-    for results in rows.values():
-        newest, cells = results[0], dict[Column, Result]()
-        for result in results:
-            cells.setdefault(result.column, result)
+    for cells in rows.values():
+        newest = next(iter(cells.values()))
         together.append(ModelResults(models[newest.identity], newest.decoding, newest.protocol, cells))
     return together, left_out
 
@@ -348,10 +353,6 @@ class Lead:
     comparison: BenchmarkComparison
     """The best against the next, with Holm's correction over the columns that have two rows."""
 
-    @property
-    def is_clear(self) -> bool:
-        return self.comparison.is_significant
-
 
 @dataclass(frozen=True, slots=True)
 class Reference:
@@ -382,6 +383,12 @@ class ProtocolTable:
     @property
     def confidence(self) -> float:
         return float(self.protocol["confidence"])
+
+    @property
+    def papers(self) -> list[PublishedTable]:
+        """Where the published rows beside it come from."""
+        papers = [reference.table for reference in self.references]
+        return [paper for index, paper in enumerate(papers) if paper not in papers[:index]]
 
     def mean(self, row: ModelResults) -> Estimate | None:
         """The unweighted mean over all columns with its interval; None unless the row has every column.

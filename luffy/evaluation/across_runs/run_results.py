@@ -8,9 +8,13 @@ the number of correct responses to every problem. Its page and figures are made 
 import hashlib
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, astuple, dataclass, field, fields, replace
-from itertools import accumulate
 from pathlib import Path
 from statistics import fmean
+from typing import Any, TypeVar
+
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
 
 from luffy.config.many_runs.sweep_design import GridPoint
 from luffy.config.many_runs.sweep_runs import Sweep, SweepRun
@@ -25,7 +29,6 @@ from luffy.tracking.metrics import (
     GPU_HOURS,
     METRICS_FILE,
     HeldOutPoint,
-    MetricRow,
     held_out_curves,
     read_metrics,
     training_rows,
@@ -35,10 +38,8 @@ _REWARD = "reward/mean"
 _OPTIMIZER_STEPS = "batch/optimizer_steps"
 _ROWS = "batch/num_rows"
 _SECONDS = "perf/step_s"
-_PEAK_MEMORY = "perf/peak_memory_gib"
 _COSTLY = ("sample", "sft", "rl")
 """Kinds of stages that make a run's costs."""
-_LEVELS = tuple(level / 10 for level in range(1, 10))
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +91,7 @@ class RunResult:
 
 
 RunOutcome = RunResult | LuffyError
+Point = TypeVar("Point", CurvePoint, HeldOutPoint)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,8 +112,7 @@ class ArmResults:
     @property
     def curve(self) -> tuple[CurvePoint, ...]:
         """Means over its seeds, step by step."""
-        points = zip(*(seed.curve for seed in self.seeds), strict=False)
-        return tuple(CurvePoint(*map(fmean, zip(*map(astuple, at_step), strict=True))) for at_step in points)
+        return tuple(map(_mean, zip(*(seed.curve for seed in self.seeds), strict=False)))
 
     @property
     def held_out(self) -> dict[str, tuple[tuple[HeldOutPoint, ...], ...]]:
@@ -124,10 +125,9 @@ class ArmResults:
 
         The bounds are Student's t over seeds; with one seed they stay those over its problems.
         """
-        measured = [curve for curve in self.held_out.get(suite, ()) if curve]
         found = []
-        for points in zip(*measured, strict=False):
-            mean = HeldOutPoint(*map(fmean, zip(*map(astuple, points), strict=True)))
+        for points in zip(*filter(None, self.held_out.get(suite, ())), strict=False):
+            mean = _mean(points)
             if len(points) > 1:
                 low, high = seed_interval([point.accuracy for point in points], confidence)
                 mean = replace(mean, low=low, high=high)
@@ -135,31 +135,16 @@ class ArmResults:
         return tuple(found)
 
 
+def _mean(points: Sequence[Point]) -> Point:
+    """The mean of points of several seeds, field by field."""
+    return type(points[0])(*map(fmean, zip(*map(astuple, points), strict=True)))
+
+
 def arm_results(name: str, point: GridPoint, outcomes: Mapping[int, RunOutcome]) -> ArmResults:
     """The arm whose runs had these `outcomes`, by seed."""
     finished = tuple(outcome for outcome in outcomes.values() if isinstance(outcome, RunResult))
     failed = {seed: first_line(outcome) for seed, outcome in outcomes.items() if isinstance(outcome, LuffyError)}
     return ArmResults(name, point, finished, failed)
-
-
-def levels(curves: Sequence[Sequence[HeldOutPoint]]) -> tuple[float, ...]:
-    """The tenths of accuracy that some seed reached, and that not all had at their first measurement."""
-    measured = [curve for curve in curves if curve]
-    if not measured:
-        return ()
-    start = min(curve[0].accuracy for curve in measured)
-    most = max(point.accuracy for curve in measured for point in curve)
-    return tuple(level for level in _LEVELS if start < level <= most)
-
-
-def reached(curves: Sequence[Sequence[HeldOutPoint]], level: float) -> tuple[int, float | None]:
-    """How many seeds of an arm ever measured `level` or more, and the mean optimizer steps until they first did.
-
-    None where a seed did not get there, since the mean of the others would be too good.
-    """
-    firsts = [next((point.steps for point in curve if point.accuracy >= level), None) for curve in curves]
-    known = [steps for steps in firsts if steps is not None]
-    return len(known), fmean(known) if known and len(known) == len(firsts) else None
 
 
 def read_run(run: SweepRun, stages: Mapping[str, Path]) -> RunResult:
@@ -172,15 +157,15 @@ def read_run(run: SweepRun, stages: Mapping[str, Path]) -> RunResult:
     before = [row for name, rows in logged.items() if _kind(name) == "sft" for row in training_rows(rows)]
     rl = training_rows(next((rows for name, rows in logged.items() if _kind(name) == "rl"), []))
     # The rewards of RL begin after the steps, rows and seconds of the stages before it.
-    rows_before, seconds_before = sum(row.get(_ROWS, 0.0) for row in before), total_costs(spent[:-1]).seconds or 0.0
-    sums = [list(accumulate(row.get(name, 0.0) for row in rl)) for name in (_OPTIMIZER_STEPS, _ROWS, _SECONDS)]
-    curve = tuple(
-        CurvePoint(row[_REWARD], len(before) + steps, rows_before + rows, seconds_before + seconds)
-        for row, steps, rows, seconds in zip(rl, *sums, strict=True)
-        if _REWARD in row
-    )
-    evaluation = read_scores(stages[f"evaluate_{run.last}"])
-    return RunResult(run.seed, evaluation, total_costs(spent), curve, held_out_curves(list(logged.values())), trained)
+    steps, num_rows = float(len(before)), sum(row.get(_ROWS, 0.0) for row in before)
+    seconds, curve = total_costs(spent[:-1]).seconds or 0.0, list[CurvePoint]()
+    for row in rl:
+        steps, num_rows = steps + row.get(_OPTIMIZER_STEPS, 0.0), num_rows + row.get(_ROWS, 0.0)
+        seconds += row.get(_SECONDS, 0.0)
+        if _REWARD in row:
+            curve.append(CurvePoint(row[_REWARD], steps, num_rows, seconds))
+    held_out, scores = held_out_curves(list(logged.values())), read_scores(stages[f"evaluate_{run.last}"])
+    return RunResult(run.seed, scores, total_costs(spent), tuple(curve), held_out, trained)
 
 
 def costs_together(runs: Collection[RunResult]) -> Costs:
@@ -213,117 +198,68 @@ def _costs(kind: str, directory: Path) -> Costs:
         rates, manifest = read_card(directory / CARD_FILE, SampleCard).rates, finished_manifest(directory)
         responses = float(rates.prompts * rates.num_samples)
         return Costs(0.0, responses, round(responses * rates.mean_tokens), 0.0, manifest.total_s, None)
-    rows = training_rows(read_metrics(directory / METRICS_FILE))
-    sampling = rows if kind == "rl" else ()
+    rows, is_rl = training_rows(read_metrics(directory / METRICS_FILE)), kind == "rl"
+
+    def total(name: str) -> float | None:  # a partial sum would be wrong
+        return sum(row[name] for row in rows) if all(name in row for row in rows) else None
+
+    def most(name: str) -> float | None:
+        return max((row[name] for row in rows if name in row), default=None)
+
     return Costs(
-        optimizer_steps=_sum(rows, _OPTIMIZER_STEPS) if kind == "rl" else len(rows),
-        rollouts=_sum(sampling, "rollout/num_drawn"),
-        generated_tokens=_sum(sampling, "rollout/tokens_drawn"),
-        trained_tokens=_sum(rows, "batch/response_tokens"),
-        seconds=_sum(rows, _SECONDS),
-        peak_memory_gib=max((row[_PEAK_MEMORY] for row in rows if _PEAK_MEMORY in row), default=None),
-        gpu_hours=max((row[GPU_HOURS] for row in rows if GPU_HOURS in row), default=None),
+        optimizer_steps=total(_OPTIMIZER_STEPS) if is_rl else len(rows),
+        rollouts=total("rollout/num_drawn") if is_rl else 0,
+        generated_tokens=total("rollout/tokens_drawn") if is_rl else 0,
+        trained_tokens=total("batch/response_tokens"),
+        seconds=total(_SECONDS),
+        peak_memory_gib=most("perf/peak_memory_gib"),
+        gpu_hours=most(GPU_HOURS),
     )
 
 
-def _sum(rows: Sequence[MetricRow], name: str) -> float | None:
-    """Sum of the metric `name`; None where a row lacks it, since a partial sum would be wrong."""
-    return sum(row[name] for row in rows) if all(name in row for row in rows) else None
-
-
 REPORTED, TRIED, BASE = "reported", "tried", "base"
+_OF_MEASURES = ["cell", "role", "arm", "point", "values", "seed", "suite", "decoding", "measure"]
+_OF_OUTCOMES = ["cell", "role", "arm", "point", "seed", "suite", "decoding"]
+"""What identifies a row, and the order of the files."""
+_COLUMNS = [*_OF_MEASURES, "value"], [*_OF_OUTCOMES, "problems", "num_samples", "correct"]
 _TIMED = ("seconds", "peak_memory_gib", "gpu_hours")
 """Measures that differ from machine to machine."""
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class MeasureRow:
-    """One measure of one run."""
-
-    cell: str
-    role: str
-    """`reported`; `tried`: a run of tuning; `base`: the policy that all arms of the cell start from."""
-    arm: str
-    """Empty for the base."""
-    point: int
-    """Number of the point in the arm's grid."""
-    values: str
-    """The settings of the point; empty where nothing is tuned."""
-    seed: int
-    """0 for the base."""
-    suite: str
-    """Empty for costs of the run."""
-    decoding: str
-    measure: str
-    value: float
-
-    @property
-    def place(self) -> tuple[str, ...]:
-        """Everything except the value."""
-        return tuple(str(getattr(self, each.name)) for each in fields(self) if each.name != "value")
-
-
-@dataclass(frozen=True, slots=True, order=True)
-class OutcomeRow:
-    """One run on one suite under one decoding."""
-
-    cell: str
-    role: str
-    arm: str
-    point: int
-    seed: int
-    suite: str
-    decoding: str
-    problems: str
-    """Digest of the problems' uids; rows of equal digests list the same problems in the same order."""
-    num_samples: int
-    """Responses to each problem."""
-    correct: tuple[int, ...]
-    """Correct responses to each problem, in the order of the uids."""
-
-    @property
-    def place(self) -> tuple[str, ...]:
-        return tuple(str(getattr(self, each.name)) for each in fields(self)[:7])
-
-
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class SweepResults:
-    """The content of both files, where they are sorted."""
+    """The content of both files.
 
-    measures: tuple[MeasureRow, ...]
-    outcomes: tuple[OutcomeRow, ...]
+    Rows say whose they are by cell, role (`reported`; `tried`: a run of tuning; `base`: the policy that all arms of the
+    cell start from), arm (empty for the base), point (its number in the arm's grid), seed (0 for the base), suite and
+    decoding.
+    """
 
-    def where(self, keeps: Callable[[MeasureRow | OutcomeRow], bool]) -> "SweepResults":
-        return SweepResults(tuple(filter(keeps, self.measures)), tuple(filter(keeps, self.outcomes)))
+    measures: pd.DataFrame
+    """A row has a `measure` with its `value`, and `values`, the settings of the point; suites of costs are empty."""
+    outcomes: pd.DataFrame
+    """A row has the number of `correct` responses to each problem as a tuple, of `num_samples` each, in the order of
+    the uids, and `problems`, a digest of these; rows of equal digests list the same problems."""
 
-    @property
-    def untimed(self) -> "SweepResults":
-        """Without what differs from machine to machine."""
-        return replace(self, measures=tuple(row for row in self.measures if row.measure not in _TIMED))
-
-    def of_cells(self, cells: Collection[str]) -> "SweepResults":
-        """The reported runs and the base of some cells, without what differs from machine to machine."""
-        return self.untimed.where(lambda row: row.cell in cells and row.role != TRIED)
-
-    def in_design(self, sweep: Sweep) -> "SweepResults":
-        """The rows of cells and arms that the study has."""
-        cells, arms = sweep.cells, ("", *sweep.design.arms)
-        return self.where(lambda row: row.cell in cells and row.arm in arms)
+    def where(self, **values: Iterable[str | int]) -> "SweepResults":
+        """The rows that have one of the `values` in each of these columns."""
+        wanted = {column: [*allowed] for column, allowed in values.items()}
+        return SweepResults(
+            *(rows[rows[[*wanted]].isin(wanted).all(axis=1)] for rows in (self.measures, self.outcomes))
+        )
 
     @property
-    def chosen(self) -> dict[str, dict[str, int]]:
+    def chosen(self) -> dict[tuple[str, str], int]:
         """Number of the reported point, by cell and arm."""
-        found: dict[str, dict[str, int]] = {}
-        for row in self.outcomes:
-            if row.role == REPORTED:
-                found.setdefault(row.cell, {})[row.arm] = row.point
-        return found
+        reported = self.where(role=[REPORTED]).outcomes[["cell", "arm", "point"]]
+        return {(cell, arm): point for cell, arm, point in reported.itertuples(index=False, name=None)}
 
     def chosen_for(self, sweep: Sweep, cells: Iterable[str]) -> dict[str, dict[str, int]]:
         """The points that `cells` reported, by the cell that tuned them and arm."""
-        found: dict[str, dict[str, int]] = {}
+        found, chosen = dict[str, dict[str, int]](), self.chosen
         for cell in cells:
-            found.setdefault(sweep.tuned_cell(cell) or cell, {}).update(self.chosen.get(cell, {}))
+            points = {arm: point for (where, arm), point in chosen.items() if where == cell}
+            found.setdefault(sweep.tuned_cell(cell) or cell, {}).update(points)
         return found
 
 
@@ -334,57 +270,73 @@ def result_files(design: Path, name: str) -> tuple[Path, Path]:
 
 def run_rows(cell: str, role: str, arm: str, point: GridPoint, result: RunResult) -> SweepResults:
     """The rows of a finished run."""
-    place = MeasureRow(cell, role, arm, point.number, point.text, result.seed, "", "", "", 0.0)
-    return _rows(place, result.evaluation, asdict(result.costs))
+    run = {"cell": cell, "role": role, "arm": arm, "point": point.number, "values": point.text, "seed": result.seed}
+    return _rows(run, result.evaluation, asdict(result.costs))
 
 
 def base_rows(cell: str, scores: CheckpointScores) -> SweepResults:
     """The rows of the policy that all arms of a cell start from."""
-    return _rows(MeasureRow(cell, BASE, "", 0, "", 0, "", "", "", 0.0), scores, {})
+    return _rows({"cell": cell, "role": BASE, "arm": "", "point": 0, "values": "", "seed": 0}, scores, {})
+
+
+def _rows(run: dict[str, object], scores: CheckpointScores, costs: Mapping[str, float | None]) -> SweepResults:
+    measured = {("", "", name): cost for name, cost in costs.items() if cost is not None}
+    outcomes = []
+    for each in scores.results.rows:
+        suite, decoding = each.suite, each.decoding
+        for name in ("accuracy", "mean_tokens", "truncated_share", "no_answer_share"):
+            measured[suite, decoding, name] = getattr(each, name)
+        correct = sorted(scores.correct[suite, decoding].items())
+        problems = hashlib.sha256("\n".join(uid for uid, _ in correct).encode()).hexdigest()[:16]
+        counts = tuple(number for _, number in correct)
+        found = {"problems": problems, "num_samples": each.num_samples, "correct": counts}
+        outcomes.append({**run, "suite": suite, "decoding": decoding, **found})
+    measures = [
+        {**run, "suite": suite, "decoding": decoding, "measure": name, "value": float(value)}
+        for (suite, decoding, name), value in measured.items()
+    ]
+    return SweepResults(pd.DataFrame(measures, columns=_COLUMNS[0]), pd.DataFrame(outcomes, columns=_COLUMNS[1]))
 
 
 def together(parts: Iterable[SweepResults]) -> SweepResults:
     """The rows of all parts, in their order."""
     parts = list(parts)
+    if not parts:
+        return SweepResults(*(pd.DataFrame(columns=columns) for columns in _COLUMNS))
     return SweepResults(
-        tuple(row for part in parts for row in part.measures), tuple(row for part in parts for row in part.outcomes)
+        pd.concat([part.measures for part in parts], ignore_index=True),
+        pd.concat([part.outcomes for part in parts], ignore_index=True),
     )
+
+
+def in_order(results: SweepResults) -> SweepResults:
+    """The rows in the order of the files; of several on the same run, suite and decoding the first."""
+    tables = (results.measures, _OF_MEASURES), (results.outcomes, _OF_OUTCOMES)
+    return SweepResults(*(rows.drop_duplicates(of).sort_values(of, ignore_index=True) for rows, of in tables))
 
 
 def write_results(results: SweepResults, files: tuple[Path, Path]) -> None:
     """Write both files; the same results give the same bytes with the same version of pyarrow."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    contents = [[asdict(row) for row in results.measures], [asdict(row) for row in results.outcomes]]
-    for path, rows in zip(files, contents, strict=True):
-        table = pa.Table.from_pylist(rows)
+    for path, rows in zip(files, (results.measures, results.outcomes), strict=True):
         with replacing(path) as file:
-            pq.write_table(table, file, compression="zstd")
+            pq.write_table(pa.Table.from_pylist(rows.to_dict("records")), file, compression="zstd")
 
 
 def read_sweep_results(files: tuple[Path, Path]) -> SweepResults:
     """The content of both files; DataError where they are missing or hold something else."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    found = list[list[dict[str, object]]]()
-    for path in files:
+    found = []
+    for path, columns in zip(files, _COLUMNS, strict=True):
         if not path.is_file():
             raise DataError(f"{path}: no such file; luffy study --collect writes it from finished runs")
         try:
-            found.append(pq.read_table(path).to_pylist())
+            table = pq.read_table(path)
         except (OSError, pa.ArrowException) as error:
             raise DataError(f"{path}: is not a parquet file of results ({error})") from None
-    try:
-        measures = tuple(MeasureRow(**row) for row in found[0])  # type: ignore[arg-type]
-        outcomes = tuple(
-            OutcomeRow(**{**row, "correct": tuple(row["correct"])})  # type: ignore[arg-type]
-            for row in found[1]
-        )
-    except (TypeError, KeyError) as error:
-        raise DataError(f"{files[0]}: holds no results of a study ({error})") from None
-    return SweepResults(measures, outcomes)
+        if table.column_names != columns:
+            raise DataError(f"{path}: holds no results of a study (it has the columns {', '.join(table.column_names)})")
+        found.append(pd.DataFrame(table.to_pylist(), columns=columns))
+    measures, outcomes = found
+    return SweepResults(measures, outcomes.assign(correct=outcomes["correct"].map(tuple)))
 
 
 def joined_results(before: SweepResults, found: SweepResults) -> SweepResults:
@@ -392,54 +344,36 @@ def joined_results(before: SweepResults, found: SweepResults) -> SweepResults:
 
     Raises DataError where a run of both has different results, or an arm of a cell different tuned values.
     """
-    for cell, arms in found.chosen.items():
-        for arm, point in arms.items():
-            if (known := before.chosen.get(cell, {}).get(arm, point)) != point:
-                raise DataError(f"{cell}, {arm}: point {known} of its grid was reported, here it is point {point}")
-    shared = _by_place(before.untimed).keys() & _by_place(found.untimed).keys()
-    both = [each.where(lambda row: row.place in shared) for each in (before, found)]
-    if (difference := first_difference(*both)) is not None:
+    chosen = before.chosen
+    for (cell, arm), point in found.chosen.items():
+        if (known := chosen.get((cell, arm), point)) != point:
+            raise DataError(f"{cell}, {arm}: point {known} of its grid was reported, here it is point {point}")
+    if (difference := first_difference(before, found, of_both=True)) is not None:
         raise DataError(difference)
-    rows = [*(_by_place(found) | _by_place(before)).values()]
-    return SweepResults(
-        tuple(sorted(row for row in rows if isinstance(row, MeasureRow))),
-        tuple(sorted(row for row in rows if isinstance(row, OutcomeRow))),
-    )
+    return in_order(together([before, found]))
 
 
-def _by_place(results: SweepResults) -> dict[tuple[str, ...], MeasureRow | OutcomeRow]:
-    """All rows; only those of measures have nine parts in their place."""
-    rows: tuple[MeasureRow | OutcomeRow, ...] = (*results.measures, *results.outcomes)
-    return {row.place: row for row in rows}
+def first_difference(committed: SweepResults, again: SweepResults, *, of_both: bool = False) -> str | None:
+    """Where two sets of results first differ, in a line; None where they are equal bit for bit but for times.
 
+    `of_both`: what only one of them has is no difference.
+    """
 
-def first_difference(committed: SweepResults, again: SweepResults) -> str | None:
-    """Where two sets of results first differ, in a line; None where they are equal bit for bit."""
+    def by_place(results: SweepResults) -> dict[tuple[str | int, ...], tuple[object, ...]]:
+        measures = results.measures[~results.measures["measure"].isin(_TIMED)]
+        tables = (measures, len(_OF_MEASURES)), (results.outcomes, len(_OF_OUTCOMES))
+        return {row[:n]: row[n:] for rows, n in tables for row in rows.itertuples(index=False, name=None)}
 
-    def short(row: MeasureRow | OutcomeRow | None) -> str:
-        if isinstance(row, OutcomeRow):
-            return f"{sum(row.correct)} correct responses on problems {row.problems[:8]}"
-        return "nothing" if row is None else repr(row.value)
+    def short(found: tuple[Any, ...] | None) -> str:
+        if found is None or len(found) == 1:
+            return "nothing" if found is None else repr(found[0])
+        problems, _, correct = found
+        return f"{sum(correct)} correct responses on problems {problems[:8]}"
 
-    before, after = _by_place(committed), _by_place(again)
-    for place in sorted(before.keys() | after.keys(), key=lambda place: (-len(place), place)):  # measures first
+    before, after = by_place(committed), by_place(again)
+    places = before.keys() & after.keys() if of_both else before.keys() | after.keys()
+    for place in sorted(places, key=lambda place: (-len(place), place)):  # measures first
         if before.get(place) != after.get(place):
-            where = ", ".join(part for part in place if part)
+            where = ", ".join(str(part) for part in place if part != "")
             return f"{where}: committed {short(before.get(place))}, now {short(after.get(place))}"
     return None
-
-
-def _rows(place: MeasureRow, scores: CheckpointScores, costs: Mapping[str, float | None]) -> SweepResults:
-    measures = [replace(place, measure=name, value=float(cost)) for name, cost in costs.items() if cost is not None]
-    outcomes = []
-    for each in scores.results.rows:
-        on_suite = replace(place, suite=each.suite, decoding=each.decoding)
-        for name in ("accuracy", "mean_tokens", "truncated_share", "no_answer_share"):
-            measures.append(replace(on_suite, measure=name, value=float(getattr(each, name))))
-        correct = scores.correct[each.suite, each.decoding]
-        uids = sorted(correct)
-        problems = hashlib.sha256("\n".join(uids).encode()).hexdigest()[:16]
-        counts = tuple(correct[uid] for uid in uids)
-        of_run = place.cell, place.role, place.arm, place.point, place.seed
-        outcomes.append(OutcomeRow(*of_run, each.suite, each.decoding, problems, each.num_samples, counts))
-    return SweepResults(tuple(measures), tuple(outcomes))

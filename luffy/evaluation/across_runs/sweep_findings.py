@@ -11,6 +11,8 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any, Literal
 
+import pandas as pd
+
 from luffy.config.many_runs.sweep_design import CENTRE, GridPoint, SelectConfig, SweepDesign, value_text
 from luffy.config.many_runs.sweep_runs import Chosen, Sweep, SweepRun, decoding_of, distinct
 from luffy.errors import DataError, LuffyError
@@ -20,12 +22,12 @@ from luffy.evaluation.across_runs.run_results import (
     TRIED,
     ArmResults,
     Costs,
-    OutcomeRow,
     RunOutcome,
     SweepResults,
     arm_results,
     base_rows,
     costs_together,
+    in_order,
     read_run,
     run_rows,
     together,
@@ -221,16 +223,13 @@ class Findings:
 
         SFT steps between those of RL add optimizer steps; a step whose groups were all filtered out takes none.
         """
-        budget, lines = self.design.budget, list[str]()
-        if budget is None:
-            return lines
-        for arm in self.arms:
-            if (spent := arm.costs) is None:
-                continue
-            if spent.optimizer_steps not in (None, budget.optimizer_steps):
-                steps, wanted = spent.optimizer_steps, budget.optimizer_steps
-                lines.append(f"{arm.name}: {steps:g} optimizer steps a seed where the budget is {wanted}")
-        return lines
+        budget = self.design.budget
+        spent = {arm.name: arm.costs.optimizer_steps for arm in self.arms if arm.costs is not None}
+        return [
+            f"{name}: {steps:g} optimizer steps a seed where the budget is {budget.optimizer_steps}"
+            for name, steps in spent.items()
+            if budget is not None and steps not in (None, budget.optimizer_steps)
+        ]
 
 
 def find(
@@ -238,19 +237,20 @@ def find(
 ) -> Findings:
     """The findings on the reported rows of `results`; DataError where arms were evaluated on different problems."""
     design, confidence = sweep.design, confidence_of(sweep)
-    rows: dict[Measured, dict[int, OutcomeRow]] = {}
-    for row in results.outcomes:
-        if row.role in (REPORTED, BASE):
-            rows.setdefault((row.cell, row.arm, (row.suite, row.decoding)), {})[row.seed] = row
+    rows: dict[Measured, pd.DataFrame] = {}
+    outcomes = results.where(role=(REPORTED, BASE)).outcomes
+    for place, found in outcomes.groupby(["cell", "arm", "suite", "decoding"], sort=False):
+        cell, arm, suite, decoding = map(str, place)
+        rows[cell, arm, (suite, decoding)] = found
     primary = [] if design.primary is None else [(design.primary.suite, design.primary.decoding)]
     measured = tuple(dict.fromkeys([*primary, *(place[2] for place in rows)]))
     order = {name: number for number, name in enumerate(design.cells)}
     places = sorted((place for place in rows if place[0] in order), key=lambda place: order[place[0]])
     raw = {
-        (cell, arm, on): found
+        (cell, arm, on): difference
         for cell, arm, on in places
         if arm not in ("", design.reference)
-        and (found := _difference(rows.get((cell, design.reference, on), {}), rows[cell, arm, on], confidence))
+        and (difference := _difference(rows.get((cell, design.reference, on)), rows[cell, arm, on], confidence))
     }
     # Missing runs of a study make no other test more significant.
     family = [(*each, measured[0]) for each in design.planned] if design.axes else list(raw)
@@ -285,12 +285,12 @@ def confidence_of(sweep: Sweep) -> float:
     return evaluation.confidence
 
 
-def score(rows: Mapping[int, OutcomeRow], confidence: float) -> Score:
-    """The score over the seeds of `rows`, at least one; DataError where they were evaluated on different problems."""
-    first = next(iter(rows.values()))
-    _check_same_problems(first, rows.values())
-    by_seed = {seed: sum(row.correct) / (row.num_samples * len(row.correct)) for seed, row in rows.items()}
-    return Score(seeded_accuracy([row.correct for row in rows.values()], first.num_samples, confidence), by_seed)
+def score(rows: pd.DataFrame, confidence: float) -> Score:
+    """The score over the seeds of `rows`, outcomes of one arm; DataError where their problems are not the same."""
+    _check_same_problems(rows)
+    columns = rows["seed"], rows["num_samples"], rows["correct"]
+    by_seed = {seed: sum(correct) / (k * len(correct)) for seed, k, correct in zip(*columns, strict=True)}
+    return Score(seeded_accuracy([*rows["correct"]], int(rows["num_samples"].iloc[0]), confidence), by_seed)
 
 
 def tuning_of(sweep: Sweep, cell: str, outcomes: Mapping[str, RunOutcome]) -> Tuning:
@@ -302,8 +302,8 @@ def tuning_of(sweep: Sweep, cell: str, outcomes: Mapping[str, RunOutcome]) -> Tu
     for arm, point in ((each.arm, each.point) for each in sweep.candidates(cell)):
         own = {run.seed: outcomes[run.folder] for run in runs if (run.arm, run.point) == (arm, point)}
         found = arm_results(arm, point, own)
-        rows = together(run_rows(cell, TRIED, arm, point, result) for result in found.seeds).outcomes
-        on = {row.seed: row for row in rows if (row.suite, row.decoding) == (select.on, decoding)}
+        rows = together(run_rows(cell, TRIED, arm, point, result) for result in found.seeds)
+        on = rows.where(suite=[select.on], decoding=[decoding]).outcomes
         tries.setdefault(arm, []).append(Try(found, None if found.failures else score(on, confidence)))
     arms = tuple(ArmTuning(arm, tuple(of_arm)) for arm, of_arm in tries.items())
     return Tuning(select, decoding, arms)
@@ -334,11 +334,10 @@ def arms_of(sweep: Sweep, runs: Sequence[SweepRun], outcomes: Mapping[str, RunOu
 
 def findings_json(findings: Findings) -> str:
     """All findings of a comparison or a grid as JSON, for other programs."""
-    design = findings.design
+    design, arms = findings.design, [_arm_values(findings, arm) for arm in findings.arms]
     content: dict[str, Any] = {"name": design.name}
     if design.budget is None:
-        points = [{"values": dict(arm.point.values), **_arm_values(findings, arm)} for arm in findings.arms]
-        content |= {"grid": design.grid, "seeds": design.seeds, "points": points}
+        content |= {"grid": design.grid, "seeds": design.seeds, "points": arms}
     else:
         content |= {
             "budget": design.budget.text,
@@ -347,32 +346,32 @@ def findings_json(findings: Findings) -> str:
             "seeds": design.seeds,
             "confidence": findings.confidence,
             "base": [_values(on, found.estimate) for on, found in findings.scores_of("")],
-            "arms": [_compared_values(findings, arm) for arm in findings.arms],
+            "arms": arms,
             "tuning": None if findings.tuning is None else _tuning_values(findings.tuning),
         }
     return json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
 
 
 def _difference(
-    first: Mapping[int, OutcomeRow], second: Mapping[int, OutcomeRow], confidence: float
+    reference: pd.DataFrame | None, arm: pd.DataFrame, confidence: float
 ) -> tuple[SeededDifference, tuple[int, ...]] | None:
     """The difference over the seeds that both have, and these seeds; None without any."""
-    seeds = tuple(seed for seed in first if seed in second)
-    if not seeds:
+    if reference is None or not (seeds := [seed for seed in reference["seed"] if seed in {*arm["seed"]}]):
         return None
-    for seed in seeds:
-        _check_same_problems(first[seed], [second[seed]])
+    both = [rows.set_index("seed", drop=False).loc[seeds] for rows in (reference, arm)]
+    _check_same_problems(pd.concat(both))
     before, after = (
-        [[count / side[seed].num_samples for count in side[seed].correct] for seed in seeds] for side in (first, second)
+        [[count / k for count in correct] for k, correct in zip(rows["num_samples"], rows["correct"], strict=True)]
+        for rows in both
     )
-    return seeded_difference(before, after, first[seeds[0]].num_samples, confidence), seeds
+    return seeded_difference(before, after, int(both[0]["num_samples"].iloc[0]), confidence), tuple(seeds)
 
 
-def _check_same_problems(first: OutcomeRow, rows: Iterable[OutcomeRow]) -> None:
-    for row in rows:
-        if row.problems != first.problems:
-            where = f"{row.cell}, {row.arm}, {row.suite}, seed {row.seed}"
-            raise DataError(f"{where}: not the problems of {first.arm}, seed {first.seed}; make its results again")
+def _check_same_problems(rows: pd.DataFrame) -> None:
+    first, differing = rows.iloc[0], rows[rows["problems"] != rows["problems"].iloc[0]]
+    for _, row in differing.iterrows():
+        where = f"{row['cell']}, {row['arm']}, {row['suite']}, seed {row['seed']}"
+        raise DataError(f"{where}: not the problems of {first['arm']}, seed {first['seed']}; make its results again")
 
 
 def _values(on: Cell, found: Estimate) -> dict[str, Any]:
@@ -380,22 +379,20 @@ def _values(on: Cell, found: Estimate) -> dict[str, Any]:
 
 
 def _arm_values(findings: Findings, arm: ArmResults) -> dict[str, Any]:
-    scores = findings.scores_of(arm.name)
-    return {
+    scores, recipe = findings.scores_of(arm.name), findings.design.arms.get(arm.name)
+    values = {
         "finished_seeds": [seed.seed for seed in arm.seeds],
         "failures": dict(arm.failures),
         "accuracy": [{**_values(on, found.estimate), "by_seed": found.by_seed} for on, found in scores],
         "cost_a_seed": asdict(arm.costs) if arm.costs is not None else None,
     }
-
-
-def _compared_values(findings: Findings, arm: ArmResults) -> dict[str, Any]:
-    recipe = findings.design.arms[arm.name]
+    if recipe is None:
+        return {"values": dict(arm.point.values), **values}
     return {
         "arm": arm.name,
         "chain": recipe.chain,
         "method": recipe.method,
-        **_arm_values(findings, arm),
+        **values,
         "minus_reference": [
             {
                 **_values(on, found.result.difference),
@@ -492,5 +489,4 @@ class SweepProgress:
             if not run.is_try and run.cell not in bases:
                 bases.add(run.cell)
                 parts.append(base_rows(run.cell, read_scores(stages["evaluate_base"])))
-        found = together(parts)
-        return SweepResults(tuple(sorted(found.measures)), tuple(sorted(found.outcomes)))
+        return in_order(together(parts))

@@ -67,14 +67,9 @@ def test_the_committed_page_figure_and_tables_come_out_of_the_committed_results(
 
 def accuracy(results, cell, arm):
     """The mean over seeds and problems of the reported runs, in percent, as pages write it."""
-    outcomes = [
-        row.correct
-        for row in results.outcomes
-        if (row.cell, row.arm) == (cell, arm)
-        and row.role != "tried"
-        and (row.suite, row.decoding) == ("in_distribution", "greedy")
-    ]
-    return f"{100 * float(np.mean(outcomes)):.1f}"
+    measured = {"suite": ["in_distribution"], "decoding": ["greedy"]}
+    own = results.where(cell=[cell], arm=[arm], role=["reported", "base"], **measured).outcomes
+    return f"{100 * float(np.mean([*own['correct']])):.1f}"
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from luffy.errors import ConfigError
 from luffy.evaluation.across_runs.all_results import read_leaderboard, read_published
 from luffy.pipeline.manifest import collect_outputs, finished_manifest, write_manifest
 from luffy.pipeline.workspace import Workspace
-from luffy.report.leaderboard_page import accuracy_table, leaderboard_page
+from luffy.report.evaluation_page import leaderboard_page, leaderboard_table
 from luffy.report.page import html
 
 GREEDY, SAMPLED, OTHER = ("math", "greedy"), ("math", "sampled"), ("other", "greedy")
@@ -85,7 +85,7 @@ def test_rows_are_called_by_their_newest_run(workspace, evaluations, runs, names
     assert sorted(row.model.text for row in table.rows) == names
     if len(runs) > len(evaluations):
         assert table.rows[0].model.runs == ("smoke-1", "smoke-2", "smoke-3")
-        assert accuracy_table(table).rows[0][2].plain == "smoke-3 and 2 more"
+        assert leaderboard_table(table).rows[0][2].plain == "smoke-3 and 2 more"
 
 
 def test_equal_weights_evaluated_again_are_one_row_and_the_newer_result_counts(workspace):
@@ -163,7 +163,7 @@ def test_other_problems_references_and_graders_are_other_columns_and_another_pro
     for table in tables:
         assert len(table.columns) == num_columns
         assert len(table.leads) == (num_columns == 1 and len(table.rows) > 1)
-        assert len(set(accuracy_table(table).header)) == 3 + num_columns
+        assert len(set(leaderboard_table(table).header)) == 3 + num_columns
 
 
 def scattered(count: int, step: int):
@@ -190,10 +190,10 @@ def test_the_best_is_marked_only_where_it_is_certainly_better(workspace, best, f
     write_evaluation(workspace, "c", dict.fromkeys(cells, first(1)), problems=uids)
     (table,) = read_leaderboard(workspace).tables
     found, is_clear = [each.comparison.paired for each in table.leads.values()], lead[1]
-    assert [each.is_clear for each in table.leads.values()] == [is_clear] * suites
+    assert [each.comparison.is_significant for each in table.leads.values()] == [is_clear] * suites
     assert lead[0] is None or {(paired.wins, paired.losses) for paired in found} == {lead[0]}
     assert lead[0] is None or all(paired.is_clear for paired in found)
-    assert sum("★" in cell.text for row in accuracy_table(table).rows for cell in row) == (suites if is_clear else 0)
+    assert sum("★" in cell.text for row in leaderboard_table(table).rows for cell in row) == (suites if is_clear else 0)
     if problems == 300:
         (column,) = table.columns
         assert table.rows[0].cells[column].row.interval[0] < table.rows[1].cells[column].row.interval[1]
@@ -239,7 +239,7 @@ def test_published_rows_stand_beside_their_own_benchmarks_and_are_never_compared
     assert len(found) == 12
     assert found["LUFFY"] == {column: pytest.approx(0.294)}
     assert table.leads == {}  # 29.4 against 3.3, and yet no lead
-    shown = next(row for row in accuracy_table(table).rows if row[0].text == "LUFFY")
+    shown = next(row for row in leaderboard_table(table).rows if row[0].text == "LUFFY")
     assert [cell.text for cell in shown] == ["LUFFY", "published", "arXiv 2504.14945", "29.4", "–"]
 
 
@@ -269,7 +269,7 @@ def test_the_command_prints_the_table_and_writes_the_page_which_trusts_no_name(w
     assert (best.experiment, best.method, best.checkpoint) == ("smoke", "luffy", "RL step 6")
     ((column, lead),) = table.leads.items()
     assert (lead.next.model.text, lead.comparison.paired.difference.value) == ("smoke-1 · base", 0.5)
-    assert lead.is_clear and table.rows[0].cells[column].evaluation == "r"
+    assert lead.comparison.is_significant and table.rows[0].cells[column].evaluation == "r"
 
 
 def test_a_workspace_without_evaluations_is_a_mistake_of_one_line(workspace, capsys):

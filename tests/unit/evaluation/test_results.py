@@ -211,8 +211,9 @@ def test_the_largest_change_comes_first_and_shares_are_compared_over_other_numbe
     before = evaluation("a", {"p0": "1222", "p1": "2222", "p2": "1111", "p3": "1122"})
     after = evaluation("b", {"p0": "11", "p1": "22", "p2": "11", "p3": "21"})
     (part,) = find_changes(before, after).cells
-    assert [(problem.uid, problem.first.share, problem.second.share) for problem in part.changed] == [("p0", 0.25, 1.0)]
-    assert part.changed[0].first.counts == {"2": 3, "1": 1}
+    (problem,) = part.changed
+    assert (problem.uid, problem.first.accuracy, problem.second.accuracy) == ("p0", 0.25, 1.0)
+    assert [answer for answer, _ in problem.first.votes] == ["1", "2", "2", "2"]
 
 
 def test_the_comparison_is_the_paired_one_over_the_problems_that_both_have():
@@ -239,7 +240,7 @@ def test_a_confidential_problem_is_marked(suite):
     before, after = evaluation("a", {"p0": "1"}, suite), evaluation("b", {"p0": "2"}, suite)
     if suite == "s":
         after.saved[0] = replace(after.saved[0], confidential=True)
-    assert find_changes(before, after).cells[0].changed[0].confidential
+    assert not find_changes(before, after).cells[0].changed[0].may_be_shown
 
 
 # Evaluations of a workspace as DataFrames.

@@ -5,6 +5,7 @@ import re
 from dataclasses import replace
 
 import numpy as np
+import pandas as pd
 import pytest
 from support.refusals import refused
 from synthetic.finished_chain import HOSTILE
@@ -20,10 +21,9 @@ from luffy.evaluation.across_runs.run_results import (
     REPORTED,
     ArmResults,
     CurvePoint,
-    MeasureRow,
-    OutcomeRow,
     SweepResults,
     first_difference,
+    in_order,
     joined_results,
     read_sweep_results,
     result_files,
@@ -291,8 +291,9 @@ SHARES = {"": 0.2, "sft": 0.3, "luffy": 0.8}
 def outcome(cell, arm, seed):
     rng = np.random.default_rng([seed, len(cell), len(arm)])
     share = 0.3 if (cell, arm) == ("heat-cool", "luffy") else SHARES[arm]
+    run = {"cell": cell, "role": REPORTED if arm else BASE, "arm": arm, "point": 1, "seed": seed}
     correct = tuple((rng.random(80) < share).astype(int).tolist())
-    return OutcomeRow(cell, REPORTED if arm else BASE, arm, 1, seed, *PRIMARY, "same", 1, correct)
+    return {**run, **dict(zip(("suite", "decoding"), PRIMARY, strict=True))}, correct
 
 
 @pytest.fixture(scope="module")
@@ -306,11 +307,14 @@ def results(study):
     rows += [
         outcome(cell, arm, seed) for cell in study.cells for arm in study.design.arms for seed in study.seeds(cell)
     ]
-    measures = [
-        MeasureRow(row.cell, row.role, row.arm, 1, "", row.seed, *PRIMARY, "accuracy", float(np.mean(row.correct)))
-        for row in rows
-    ]
-    return SweepResults(tuple(sorted(measures)), tuple(sorted(rows)))
+    measures = [{**row, "values": "", "measure": "accuracy", "value": float(np.mean(correct))} for row, correct in rows]
+    outcomes = [{**row, "problems": "same", "num_samples": 1, "correct": correct} for row, correct in rows]
+    order = ["cell", "role", "arm", "point", "values", "seed", "suite", "decoding", "measure", "value"]
+    return in_order(SweepResults(pd.DataFrame(measures)[order], pd.DataFrame(outcomes)))
+
+
+def same(results, other):
+    return results.measures.equals(other.measures) and results.outcomes.equals(other.outcomes)
 
 
 def test_holm_is_over_the_planned_tests_of_a_study_alone_and_one_without_results_counts(study, results):
@@ -323,7 +327,7 @@ def test_holm_is_over_the_planned_tests_of_a_study_alone_and_one_without_results
     assert others and all(effect.adjusted_p is None for effect in others)
     assert findings.effect("centre", "luffy").verdict == "ahead"
     assert findings.effect("heat-cool", "luffy").verdict == "not distinguishable"
-    cut = replace(results, outcomes=tuple(row for row in results.outcomes if row.cell != "budget-long"))
+    cut = results.where(cell={*study.cells} - {"budget-long"})
     findings = find(study, cut)
     assert findings.missing == [("budget-long", "luffy")]
     effect = findings.effect("centre", "luffy")
@@ -337,50 +341,45 @@ def test_a_table_of_the_page_is_what_the_parquet_says(study, results, tmp_path):
         read_sweep_results(files)
     write_results(results, files)
     read = read_sweep_results(files)
-    assert read == results
+    assert same(read, results)
     table = pages.accuracies_of_cells(find(study, read), PRIMARY)
     assert table.header == ("situation", "base", "sft", "luffy")
     for cell, row in zip(study.cells, table.rows, strict=True):
         for name, shown in zip(table.header[1:], row[1:], strict=True):
-            own = [each for each in results.outcomes if (each.cell, each.arm or "base") == (cell, name)]
-            assert shown.text == f"{100 * np.mean([each.correct for each in own]):.1f}"
+            own = results.where(cell=[cell], arm=[name.replace("base", "")]).outcomes
+            assert shown.text == f"{100 * np.mean([*own['correct']]):.1f}"
+    write_results(results, files[::-1])
+    with refused("holds no results of a study", error=DataError):
+        read_sweep_results(files)
     for file in files:
         file.write_text("nothing")
     with refused("is not a parquet file", error=DataError):
         read_sweep_results(files)
 
 
-def of_seeds(results, *seeds):
-    return SweepResults(
-        *(tuple(row for row in rows if row.seed in seeds) for rows in (results.measures, results.outcomes))
-    )
-
-
 def test_results_that_differ_in_one_answer_are_found_and_not_joined(study, results):
-    first, *rest = results.outcomes
-    other = replace(first, correct=(1 - first.correct[0], *first.correct[1:]))
-    differing = replace(results, outcomes=(other, *rest))
+    first, outcomes = results.outcomes.iloc[0], results.outcomes.copy()
+    outcomes.at[0, "correct"] = (1 - first["correct"][0], *first["correct"][1:])
+    differing = replace(results, outcomes=outcomes)
     assert first_difference(results, results) is None
     found = first_difference(differing, results)
-    assert found.startswith(f"{first.cell}, ") and "committed" in found and "\n" not in found
-    assert "now nothing" in first_difference(results, replace(results, outcomes=tuple(rest)))
-    with refused(f"{first.cell}, ", "committed", error=DataError):
+    assert found.startswith(f"{first['cell']}, ") and "committed" in found and "\n" not in found
+    fewer = replace(results, outcomes=results.outcomes[1:])
+    assert "now nothing" in first_difference(results, fewer) and first_difference(results, fewer, of_both=True) is None
+    with refused(f"{first['cell']}, ", "committed", error=DataError):
         joined_results(results, differing)
-    again = tuple(replace(row, point=2) if row.arm == "luffy" else row for row in results.outcomes)
-    with refused("centre, luffy", "point 1", "point 2", error=DataError):
-        joined_results(of_seeds(results, 0, 1), of_seeds(replace(results, outcomes=again), 0, 2))
-    gone = tuple(replace(row, cell="old") for row in results.outcomes)
-    assert SweepResults((), (*results.outcomes, *gone)).in_design(study).outcomes == results.outcomes
+    with refused("centre, ", "point 1", "point 2", error=DataError):
+        again = replace(results, outcomes=results.outcomes.replace({"point": {1: 2}}))
+        joined_results(results.where(seed=[0, 1]), again.where(seed=[2]))
 
 
 def test_machines_add_their_runs_to_the_same_files(results):
-    one, other = of_seeds(results, 0, 1), of_seeds(results, 0, 2)
-    assert joined_results(one, other) == joined_results(other, one) == results
-    assert joined_results(results, one) == results  # fewer runs replace nothing
-    slower = tuple(replace(row, measure="seconds", value=row.value + 1) for row in one.measures)
-    timed = tuple(replace(row, measure="seconds") for row in one.measures)
-    joined = joined_results(replace(one, measures=timed), replace(one, measures=slower))
-    assert joined.measures == timed  # a time is no difference
+    one, other = results.where(seed=[0, 1]), results.where(seed=[0, 2])
+    assert same(joined_results(one, other), results) and same(joined_results(other, one), results)
+    assert same(joined_results(results, one), results)  # fewer runs replace nothing
+    timed = in_order(replace(one, measures=one.measures.assign(measure="seconds")))
+    slower = replace(timed, measures=timed.measures.assign(value=timed.measures["value"] + 1))
+    assert same(joined_results(timed, slower), timed)  # a time is no difference
 
 
 def test_results_are_made_again_in_a_folder_of_their_own(study, tmp_path):

@@ -3,7 +3,7 @@
 import json
 
 from luffy.config.grading import GradingConfig
-from luffy.evaluation.responses import read_responses
+from luffy.evaluation.regrading import read_responses
 
 
 def test_a_dump_of_rollouts_is_read(tmp_path):

@@ -13,9 +13,9 @@ from luffy.config.evaluation import DecodingConfig, EvaluationConfig, SuiteConfi
 from luffy.config.grading import ChoiceGrader, GraderKind, JudgeGrader, MathGrader, StrictMathGrader
 from luffy.data.parquet import write_prompts
 from luffy.errors import LostError
-from luffy.evaluation.rescoring import read_problems, regrade, write_regraded
+from luffy.evaluation.regrading import read_problems, regrade
 from luffy.evaluation.results import EvaluationResults, FinishedEvaluation, read_evaluation, write_results
-from luffy.evaluation.sample_files import write_sample_records
+from luffy.evaluation.sample_files import read_samples_of, write_sample_records
 from luffy.grading.pool import GraderPool
 from luffy.report.evaluation_page import write_summaries
 from luffy.stages.answers.asker import Asker, graded_records
@@ -54,8 +54,7 @@ def evaluated(folder: Path, kind: GraderKind) -> Path:
 def test_the_result_is_that_of_an_evaluation_with_the_other_grader(tmp_path, before, after):
     evaluation = read_evaluation(evaluated(tmp_path / "before", before))
     with GraderPool(1, PATIENCE_S) as pool:
-        regraded = regrade(evaluation, after, pool, {}, ["sums"])
-        write_regraded(tmp_path / "after", evaluation, regraded, write_summaries)
+        regrade(tmp_path / "after", evaluation, ["sums"], {}, after, pool, write_summaries)
     other = evaluated(tmp_path / "from_the_start", after)
     for name in ("samples.jsonl.zst", "results.json"):
         assert (tmp_path / "after" / name).read_bytes() == (other / name).read_bytes()
@@ -66,8 +65,7 @@ def test_without_its_judge_nothing_is_written(tmp_path):
     evaluation = read_evaluation(evaluated(tmp_path / "before", MathGrader()))
     judge = JudgeGrader(url="http://127.0.0.1:9/v1", model="m", retries=0)
     with GraderPool(1, PATIENCE_S) as pool, pytest.raises(LostError, match="9 of 9 responses have no verdict"):
-        regraded = regrade(evaluation, judge, pool, {}, ["sums"])
-        write_regraded(tmp_path / "after", evaluation, regraded, write_summaries)
+        regrade(tmp_path / "after", evaluation, ["sums"], {}, judge, pool, write_summaries)
     assert not list((tmp_path / "after").iterdir())
 
 
@@ -88,12 +86,14 @@ def test_luffys_outputs_get_what_its_protocol_gives_and_the_letters_that_its_pro
     tmp_path, kind, response, gold, outcome
 ):
     """Boxes behind `</think>` alone; its graders knew no letter outside a box, where GPQA's own prompt wants it."""
-    record = sample_record("s", "u", False, response=response, answer=None, ground_truth=gold, outcome="")
+    record = sample_record("s", "u", False, response=response, answer=None, ground_truth=gold)
     write_sample_records(tmp_path / "samples.jsonl.zst", [record])
-    saved = FinishedEvaluation(tmp_path, EvaluationResults(checkpoint="rl", confidence=0.95, rows=()))
+    rows = (result_row([record], 0.95),)
+    saved = FinishedEvaluation(tmp_path, EvaluationResults(checkpoint="rl", confidence=0.95, rows=rows))
     with GraderPool(1, PATIENCE_S) as pool:
-        ((before, after),) = regrade(saved, kind, pool, {}, ["s"])
-    assert (before, after.outcome) == (record, outcome)
+        (part,) = regrade(tmp_path / "after", saved, ["s"], {}, kind, pool, write_summaries)
+    (after,) = read_samples_of(tmp_path / "after")
+    assert (after.outcome, after.response, len(part.changed)) == (outcome, response, outcome == "correct")
 
 
 def test_the_questions_come_from_the_prepared_suites_and_from_the_validation_split_beside_them(tmp_path):

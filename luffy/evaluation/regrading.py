@@ -1,7 +1,7 @@
-"""Responses that another system has sampled, as files of it hold them, graded as an evaluation is.
+"""Saved responses, graded: those of another system, and those of an evaluation again by another grader.
 
     problems = read_responses([Path("responses.parquet")], grading)
-    results = write_responses(folder, "their model", problems, config, grading, pool, write_summaries)
+    results = write_responses(folder, "their model", problems, config, pool, write_summaries)
 
 verl's `main_eval` and LUFFY's `generate_vllm.py` write a row for a problem or a response, verl's trainer the columns
 `input`, `output` and `gts` (`rollout_data_dir`).
@@ -10,20 +10,22 @@ verl's `main_eval` and LUFFY's `generate_vllm.py` write a row for a problem or a
 import itertools
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from luffy.config.evaluation import EvaluationConfig
-from luffy.config.grading import GradingConfig
+from luffy.config.evaluation import VALIDATION, EvaluationConfig
+from luffy.config.grading import GraderKind, GradingConfig
+from luffy.data.parquet import VALIDATION_FILE, read_prompts
 from luffy.data.schema import RowError, prompt_from_row, value_at
 from luffy.data.sources.stored_rows import READERS
 from luffy.data.templates import opener_of
 from luffy.errors import DataError
-from luffy.evaluation.results import EvaluationResults, write_counted
+from luffy.evaluation.results import Cell, EvaluationResults, FinishedEvaluation, ResultRow, write_counted
 from luffy.evaluation.sample_files import SAMPLES_FILE, SampleRecord, ungraded_record, write_sample_records
+from luffy.grading.extract import asks_for_tag
 from luffy.grading.pool import GraderPool
-from luffy.grading.request import GradeRequest, problem_of, require_verdicts
+from luffy.grading.request import TOKENS, GradeRequest, Problem, problem_of, require_verdicts
 from luffy.types import Prompt
 
 DECODING = "elsewhere"
@@ -36,8 +38,12 @@ _SUITES = ("data_source", "task")
 _OF_HARNESSES = ("doc", "resps")
 """Columns of lighteval's and lm-evaluation-harness's files, which earlier versions read."""
 _BATCH = 1024
+"""Responses that are graded at a time."""
 _MAX_LABEL = 100
 """Longer texts beside a response are no subject or level."""
+WritePages = Callable[[Path, EvaluationResults], None]
+Verdicts = tuple[SampleRecord, SampleRecord]
+"""A response with its old grade and with its new one."""
 
 
 @dataclass(slots=True)
@@ -150,37 +156,117 @@ def write_responses(
     model: str,
     problems: Sequence[AnsweredProblem],
     config: EvaluationConfig,
-    grading: GradingConfig,
     grader: GraderPool,
-    write_pages: Callable[[Path, EvaluationResults], None],
+    write_pages: WritePages,
 ) -> EvaluationResults:
     """Grade all responses and write to `folder` what an evaluation of `model` has: samples, results and pages.
 
-    A suite's grader is that of `config`, as far as it has one, else that of the row or of `grading`. Numbers of tokens
+    A suite's grader is that of `config`, as far as it has one, else that of the row or of the pool. Numbers of tokens
     and the ends of responses are unknown: 0 and "".
     """
 
-    def records() -> Iterator[SampleRecord]:
-        responses = ((problem, number) for problem in problems for number in range(len(problem.responses)))
-        while batch := list(itertools.islice(responses, _BATCH)):
-            requests = [
-                GradeRequest(
-                    problem.responses[number],
-                    problem.prompt.ground_truth,
-                    problem_of(problem.prompt, problem.text if problem.is_rendered else ""),
-                    config.protocol(problem.prompt.data_source, next(iter(config.decodings))).grader,
-                )
-                for problem, number in batch
-            ]
-            grades = grader.grade(requests)
-            require_verdicts(grades, "responses", "nothing is written; repeat the command")
-            for (problem, number), request, grade in zip(batch, requests, grades, strict=True):
+    def asked() -> Iterator[tuple[SampleRecord, GradeRequest]]:
+        for each in problems:
+            suite = each.prompt.data_source
+            problem = problem_of(each.prompt, each.text if each.is_rendered else "")
+            kind = config.protocol(suite, next(iter(config.decodings))).grader
+            for number, response in enumerate(each.responses):
                 record = ungraded_record(
-                    problem.prompt, suite=problem.prompt.data_source, decoding=DECODING, sample=number, seed=0,
-                    shown=problem.text, response=problem.responses[number], finish_reason="", num_tokens=0,
+                    each.prompt, suite=suite, decoding=DECODING, sample=number, seed=0, shown=each.text,
+                    response=response, finish_reason="", num_tokens=0,
                 )  # fmt: skip
-                yield record.graded(grader.kind_of(request).kind, grade)
+                yield record, GradeRequest(response, each.prompt.ground_truth, problem, kind)
 
     folder.mkdir(parents=True, exist_ok=True)
-    write_sample_records(folder / SAMPLES_FILE, records())
+    graded = _graded(asked(), grader, "nothing is written; repeat the command")
+    write_sample_records(folder / SAMPLES_FILE, (new for _, new in graded))
     return write_counted(folder, model, config.confidence, {}, write_pages)
+
+
+@dataclass(frozen=True, slots=True)
+class Regraded:
+    """A suite under a decoding, before and after."""
+
+    before: ResultRow
+    after: ResultRow
+    changed: tuple[Verdicts, ...]
+    """Responses that one of the graders calls correct and the other does not, without their texts."""
+
+
+def read_problems(suites: Path, names: Sequence[str]) -> dict[tuple[str, str], Problem]:
+    """What graders need of the problems of the suites `names`, by suite and uid; DataError without their files."""
+    found: dict[tuple[str, str], Problem] = {}
+    for name in names:
+        path = suites / f"{name}.parquet"
+        if name == VALIDATION and not path.is_file():
+            path = suites.parent / VALIDATION_FILE
+        if not path.is_file():
+            raise DataError(f"{path}: is not there, and the grader needs the questions; prepare the data again")
+        found |= {(name, prompt.uid): problem_of(prompt) for prompt in read_prompts(path)}
+    return found
+
+
+def regrade(
+    folder: Path,
+    evaluation: FinishedEvaluation,
+    suites: Sequence[str],
+    problems: Mapping[tuple[str, str], Problem],
+    kind: GraderKind,
+    grader: GraderPool,
+    write_pages: WritePages,
+) -> list[Regraded]:
+    """Grade the responses of `suites` again; write to `folder` what an evaluation with that `kind` would have written.
+
+    A problem that is not among `problems` is graded without its question and options. Returns the changes for each
+    suite and decoding, in the order of the results.
+    """
+    changed: dict[Cell, list[Verdicts]] = {}
+
+    def asked() -> Iterator[tuple[SampleRecord, GradeRequest]]:
+        for record in evaluation.records():
+            if record.suite in suites:
+                problem = problems.get((record.suite, record.uid), Problem())
+                yield (
+                    record,
+                    GradeRequest(
+                        record.graded_text,
+                        record.ground_truth,
+                        replace(problem, in_tag=asks_for_tag(record.prompt)),
+                        kind,
+                        {TOKENS: record.num_tokens, **record.measures},
+                        record.has_failed,
+                    ),
+                )
+
+    def counted() -> Iterator[SampleRecord]:
+        kept = "no file is written, verdicts are kept, and the same command asks for the others"
+        for old, new in _graded(asked(), grader, kept):
+            if old.correct != new.correct:
+                # Responses may be long, and many.
+                without_texts = replace(old, prompt="", response=""), replace(new, prompt="", response="")
+                changed.setdefault((new.suite, new.decoding), []).append(without_texts)
+            yield new
+
+    folder.mkdir(parents=True, exist_ok=True)
+    write_sample_records(folder / SAMPLES_FILE, counted())
+    results = evaluation.results
+    before = {(row.suite, row.decoding): row for row in results.rows}
+    protocols = {cell: row.protocol for cell, row in before.items() if row.protocol is not None}
+    after = write_counted(folder, results.checkpoint, results.confidence, protocols, write_pages).rows
+    cells = ((row.suite, row.decoding) for row in after)
+    return [Regraded(before[cell], row, tuple(changed.get(cell, ()))) for cell, row in zip(cells, after, strict=True)]
+
+
+def _graded(
+    asked: Iterable[tuple[SampleRecord, GradeRequest]], grader: GraderPool, consequence: str
+) -> Iterator[Verdicts]:
+    """Yield each record with its grade of before, and with the one that `grader` gives on request.
+
+    Raises LostError, which ends with the `consequence`, where a judge could not be reached.
+    """
+    waiting = iter(asked)
+    while batch := list(itertools.islice(waiting, _BATCH)):
+        grades = grader.grade([request for _, request in batch])
+        require_verdicts(grades, "responses", consequence)
+        for (record, request), grade in zip(batch, grades, strict=True):
+            yield record, record.graded(grader.kind_of(request).kind, grade)
