@@ -28,7 +28,6 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 
 from transformers import PreTrainedTokenizerBase
@@ -176,7 +175,7 @@ def _ask_teachers(settings: SampleSettings, context: StageContext) -> StageResul
         written = add_traces(out, data, traces_of, settings.data, settings.seed, rewrites=rewrites)
     copy_tokenizer(data / "tokenizer", out / "tokenizer")
     turns, limit = teaching.turns, config.budget
-    asked = set[str]().union(*(turn.asked for turn in turns))
+    asked = {uid for turn in turns for uid in turn.solved}
     taught = {prompt.uid for prompt in prompts if teaching.is_solved(prompt)}
     for turn in turns:
         author = turn.name if turn.origin is None else f"{turn.name}:{turn.origin}"
@@ -221,9 +220,8 @@ class _Turn:
     card: TeacherCard
     origin: Origin | None = None
     """Origin of its answers where training data is rewritten."""
-    asked: set[str] = field(default_factory=set)
-    """Uids of prompts."""
-    solved: set[str] = field(default_factory=set)
+    solved: dict[str, bool] = field(default_factory=dict)
+    """The prompts that were asked, by uid, and whether an answer was correct."""
     usable: dict[str, dict[bytes, str]] = field(default_factory=lambda: defaultdict(dict))
     """The answers that may become traces, by prompt in the order of sampling: hashes of their texts, which are equal
     where only spacing differs, and keys."""
@@ -327,16 +325,14 @@ class _Teaching:
             text_hash = hashlib.blake2b(" ".join(answer.text.split()).encode(), digest_size=16).digest()
             turn.usable[sample.prompt.uid].setdefault(text_hash, sample.key)
         for sample, answer in zip(samples, answers, strict=True):
-            turn.asked.add(sample.prompt.uid)
             outcome = _UNGRADED.get(answer.finish_reason) or answer.outcome.value
             card.outcomes[outcome] = card.outcomes.get(outcome, 0) + 1
             card.answers += answer.finish_reason is not FinishReason.FAILED
-            if outcome == Outcome.CORRECT:
-                card.correct += 1
-                turn.solved.add(sample.prompt.uid)
+            card.correct += outcome == Outcome.CORRECT
+            turn.solved[sample.prompt.uid] = turn.solved.get(sample.prompt.uid, False) or outcome == Outcome.CORRECT
             card.prompt_tokens += answer.prompt_tokens or 0
             card.num_tokens += answer.num_tokens
-        card.questions, card.solved = card.questions + len(samples), len(turn.solved)
+        card.questions, card.solved = card.questions + len(samples), sum(turn.solved.values())
         if price is not None:
             card.cost = price.of(card.prompt_tokens, card.num_tokens)
 
@@ -366,9 +362,19 @@ class _Teaching:
         if config.rewrite is not None:
             asked += self._rendered(name, [prompt for prompt in prompts if prompt.traces], config.rewrite)
         longest = longest_of(setting, [len(each.ids) for each in asked], most, folder)
-        model = partial(open_asker, folder=folder, dtype=teacher.dtype, tokenizer=tokenizer)
-        opened = model(settings, teacher.engine, context, longest, total, self.policy, self._keep, self.progress)
-        with opened as (asker, _):
+        with open_asker(
+            settings,
+            teacher.engine,
+            context,
+            longest,
+            total,
+            self.policy,
+            self._keep,
+            self.progress,
+            folder=folder,
+            dtype=teacher.dtype,
+            tokenizer=tokenizer,
+        ) as (asker, _):
             self.progress.begin()
             yield asker
 

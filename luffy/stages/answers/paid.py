@@ -94,8 +94,16 @@ class PaidEndpoint:
         """
         return await asyncio.shield(asyncio.wrap_future(self.endpoint.submit(self._complete(request, params))))
 
+    def save(self, key: str, answer: ModelAnswer) -> None:
+        """Save an answer that is made of responses, from another thread than that in which they are saved."""
+
+        async def add() -> None:
+            self.store.add([(key, answer)], self.author)
+
+        self.endpoint.run(add())
+
     def finish(self) -> None:
-        """Raise what was missed last if the author has never given a response."""
+        """Raise what was missed if the author has never given a response."""
         if self._missed and not self.store.has_answered(self.author):
             raise self._missed[0]
 
@@ -187,7 +195,8 @@ class TextClient:
         assert self._player is not None and self._environment is not None
         endpoint, samples = self._endpoint, batch.samples
         if not self._for_traces:
-            return map(_of_episode, self._player.play(list(map(episode_start, samples)), endpoint, params))
+            episodes = self._player.play(list(map(episode_start, samples)), endpoint, params)
+            return (replace(_of_episode(episode), turns=()) for episode in episodes)
         firsts = [endpoint.endpoint.key_of(_first_request(sample), params) for sample in samples]
         keys = [episode_key(first, each.prompt, self._environment) for first, each in zip(firsts, samples, strict=True)]
         known = [endpoint.store.get(key) for key in keys]
@@ -199,7 +208,7 @@ class TextClient:
             known[place] = answer = as_trace(samples[place], _of_episode(episode))
             # Another is played again, with the turns that are paid for: once its environment is corrected, perhaps.
             if not answer.is_missing:
-                endpoint.store.add([(keys[place], answer)], endpoint.author)
+                endpoint.save(keys[place], answer)
 
         self._player.play([episode_start(samples[place]) for place in left], endpoint, params, ended)
         return [answer for answer in known if answer is not None]
