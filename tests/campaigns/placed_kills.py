@@ -13,8 +13,9 @@ subject is killed there, started again, and compared with the undisturbed run. E
 what is promised.
 
 Stages are forked from this process, which has loaded their libraries, so that a trial takes seconds. `damaged` is a
-finished stage that is made again from scratch; `evaluate_paid` and `sample_paid` ask an endpoint, which counts its
-answers. `luffy_run`, `gc`, `grid` and `compare` are commands, and are killed at writes of their own processes.
+finished stage that is made again from scratch; in `sample_taught` a model folder is the teacher; `evaluate_paid` and
+`sample_paid` ask an endpoint, which counts its answers. `luffy_run`, `gc`, `grid` and `compare` are commands, and are
+killed at writes of their own processes.
 
 Not covered: the processes of a Ray cluster, `luffy serve`, and writes that the C library makes by itself.
 """
@@ -238,7 +239,7 @@ class StageSubject:
     events: EventReader = field(init=False)
 
     def __post_init__(self) -> None:
-        self.stage = "sft" if self.kind == "damaged" else self.kind.removesuffix("_paid")
+        self.stage = self.directory.parent.name
         self.job = (self.directory / JOB_FILE).read_bytes()
         self.finished = self.log.parent / f"finished_{self.kind}"
         shutil.rmtree(self.finished, ignore_errors=True)
