@@ -2,9 +2,8 @@
 
     prepare_data    verified prompts with traces, the evaluation suites, the tokenizer
     base            the starting policy
-    synthesize      training data with traces that teachers wrote
     difficulty      the prompts that this policy (or that of SFT) solves neither too rarely nor too often
-    sample          this policy's own answers to the training prompts; the correct ones become traces
+    sample          answers of this policy, or of teachers, to the training prompts; correct ones become traces
     sft             supervised fine-tuning on traces
     rl              mixed-policy reinforcement learning, from the newest policy
     evaluate        every policy on the same problems

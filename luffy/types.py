@@ -93,7 +93,7 @@ class Message:
 
 
 class Origin(StrEnum):
-    """Where a trace of rewritten training data is from (`synthesize.rewrite`)."""
+    """Where a trace of rewritten training data is from (`sample.rewrite`)."""
 
     OWN = "own"
     """The policy solved the prompt by itself."""

@@ -1,7 +1,7 @@
 """Answers to training prompts: of the policy, for its pass rates and its own traces, and of teachers."""
 
 from collections.abc import Iterator
-from typing import Annotated, Literal
+from typing import Literal
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
@@ -53,32 +53,6 @@ class DifficultyConfig(StrictModel):
             )
 
 
-class SampleConfig(StrictModel):
-    """The stage `sample`: the policy answers the training prompts, and SFT learns from what it got right."""
-
-    num_samples: PositiveInt = 8
-    """Responses per prompt."""
-    seed: NonNegativeInt | None = None
-    """Seed of this stage alone; None: the experiment's. Lets seeds share data and base."""
-    temperature: PositiveFloat = 1.0
-    max_response_tokens: PositiveInt | None = None
-    """None: `data.max_trace_tokens`."""
-    engine: Literal["transformers", "vllm"] | None = None
-    """The engine that generates the responses; None: `vllm` with `cluster: ray`, else `transformers`."""
-    stop: tuple[StopText, ...] = ()
-    """Texts that end a response."""
-    keep: KeepAnswers = KeepAnswers()
-
-
-class ExpertIterationConfig(StrictModel):
-    """How often a chain with `sample` repeats sampling and SFT. One round is rejection-sampling fine-tuning."""
-
-    rounds: PositiveInt = 1
-    start_from: Literal["base", "previous"] = "base"
-    """The weights that each round's SFT starts from. `base`: those that round 1 sampled, as in STaR (arXiv 2203.14465)
-    and ReST-EM (2312.06585): errors of a round do not stay. `previous`: the newest, which samples either way."""
-
-
 class PriceConfig(StrictModel):
     """Price of a teacher's tokens, in any currency."""
 
@@ -86,14 +60,24 @@ class PriceConfig(StrictModel):
     completion_per_million: NonNegativeFloat
     """Reasoning included."""
 
+    def of(self, prompt_tokens: int, num_tokens: int) -> float:
+        """The price of so many tokens of prompts and answers."""
+        return (self.prompt_per_million * prompt_tokens + self.completion_per_million * num_tokens) / 1_000_000
+
 
 class SpendingLimit(StrictModel):
-    """Limits on the total usage of all teachers. A question is sent while earlier usage is below them."""
+    """Limits on the total usage of all teachers. They are asked 32 questions at a time while the usage is below them:
+    fewer than 32 answers exceed them, whatever the concurrency."""
 
     max_tokens: PositiveInt | None = None
     """Tokens of prompts and answers, as the teachers count them."""
     max_cost: PositiveFloat | None = None
     """In the currency of the prices, which every teacher must have."""
+
+    def is_reached(self, tokens: int, cost: float) -> bool:
+        """Whether so much usage is as much as allowed, or more."""
+        too_long = self.max_tokens is not None and tokens >= self.max_tokens
+        return too_long or (self.max_cost is not None and cost >= self.max_cost)
 
 
 class TeacherConfig(StrictModel):
@@ -163,27 +147,47 @@ class RewriteConfig(StrictModel):
         yield from slot_complaints(self.template, "prompt", "trace")
 
 
-class SynthesizeConfig(StrictModel):
-    """Traces made by teachers; this section adds the stage `synthesize` to a chain with SFT or RL. Each teacher in turn
-    is asked the first sample of every prompt, then the second. Answers are graded as the experiment grades; a trace's
-    author is its teacher."""
+class SampleConfig(StrictModel):
+    """The stage `sample`: models answer the training prompts, and correct answers become traces. Without `teachers` the
+    chain's newest policy answers, and the SFT after it learns from these answers alone. `teachers` add the stage to a
+    chain with SFT or RL: each in turn is asked the first sample of every prompt, then the second, and its answers join
+    the training data; a trace's author is its teacher. Answers are graded as the experiment grades."""
 
-    teachers: Annotated[dict[RunName, TeacherConfig], Field(min_length=1)]
-    """By name, in the order in which they are used."""
-    prompts: Literal["without_traces", "all"] = "without_traces"
-    """Training prompts to send: those without a usable trace, or all, to which traces are then added."""
+    num_samples: PositiveInt = 8
+    """The policy's responses per prompt."""
+    seed: NonNegativeInt | None = None
+    """Seed of this stage alone; None: the experiment's. Lets seeds share data and base."""
+    temperature: PositiveFloat = 1.0
+    """The policy's."""
+    max_response_tokens: PositiveInt | None = None
+    """The policy's; None: `data.max_trace_tokens`."""
+    engine: Literal["transformers", "vllm"] | None = None
+    """What generates the policy's responses; None: `vllm` with `cluster: ray`, else `transformers`."""
+    stop: tuple[StopText, ...] = ()
+    """Texts that end a response of the policy."""
     keep: KeepAnswers = KeepAnswers()
-    """Which correct answers of one teacher to one prompt become traces."""
+    """Which correct answers of one author to one prompt become traces."""
+    teachers: dict[RunName, TeacherConfig] = Field(default_factory=dict)
+    """By name, in the order in which they are used; empty: the policy answers."""
+    prompts: Literal["without_traces", "all"] = "without_traces"
+    """Training prompts for teachers: those without a usable trace, or all, to which traces are then added."""
     stop_when_kept: bool = True
     """No more samples of a teacher once a prompt has `keep.max_per_prompt` usable ones. False: more to choose from."""
     cascade: bool = False
     """Send each teacher only the prompts that earlier teachers left without a usable answer."""
     budget: SpendingLimit | None = None
-    """None: no limit; every question is sent."""
+    """None: no limit; every question is sent to the teachers."""
     rewrite: RewriteConfig | None = None
     """The one teacher is the policy, and its answers replace the traces of the prompts; None: they are added."""
 
     def _complaints(self) -> Iterator[str]:
+        of_policy = ("num_samples", "temperature", "max_response_tokens", "engine", "stop")
+        of_teachers = ("prompts", "stop_when_kept", "cascade", "budget", "rewrite")
+        if inert := self.changed(*(of_policy if self.teachers else of_teachers)):
+            why = "beside teachers, each of which has its own" if self.teachers else "without teachers"
+            yield f"{', '.join(inert)} has no effect {why}; remove it"
+        if not self.teachers:
+            return
         if self.rewrite is not None:
             if len(self.teachers) > 1:
                 yield (
@@ -204,7 +208,11 @@ class SynthesizeConfig(StrictModel):
                 f"keep.max_per_prompt {self.keep.max_per_prompt} is above num_samples {most} of every teacher; lower it"
             )
 
-    @property
-    def local(self) -> tuple[TeacherConfig, ...]:
-        """Teachers that are model folders on this machine."""
-        return tuple(teacher for teacher in self.teachers.values() if teacher.path is not None)
+
+class ExpertIterationConfig(StrictModel):
+    """How often a chain with `sample` repeats sampling and SFT. One round is rejection-sampling fine-tuning."""
+
+    rounds: PositiveInt = 1
+    start_from: Literal["base", "previous"] = "base"
+    """The weights that each round's SFT starts from. `base`: those that round 1 sampled, as in STaR (arXiv 2203.14465)
+    and ReST-EM (2312.06585): errors of a round do not stay. `previous`: the newest, which samples either way."""

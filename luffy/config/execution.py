@@ -177,7 +177,7 @@ class ExecutionConfig(StrictModel):
     server: ServerConfig = ServerConfig()
     """Where `model.endpoint` is served."""
     teachers: dict[str, ServerConfig] = Field(default_factory=dict)
-    """Where endpoints of `synthesize.teachers` are served, by teacher; a given `api_key_variable` must be set."""
+    """Where endpoints of `sample.teachers` are served, by teacher; a given `api_key_variable` must be set."""
     rl_teacher: ServerConfig = ServerConfig()
     """vLLM servers of the teacher `rl.teacher: {kind: served}`."""
     gpus: NonNegativeInt | None = None

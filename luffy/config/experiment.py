@@ -1,12 +1,12 @@
 """The configuration of a whole experiment, one YAML file in `exp_configs/`, and the stages of its chain."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from pydantic import NonNegativeInt, ValidationInfo, field_validator
 
-from luffy.config.answers import DifficultyConfig, ExpertIterationConfig, SampleConfig, SynthesizeConfig
+from luffy.config.answers import DifficultyConfig, ExpertIterationConfig, SampleConfig, TeacherConfig
 from luffy.config.data import DataConfig
 from luffy.config.environment import EnvironmentConfig
 from luffy.config.evaluation import EvaluationConfig
@@ -31,17 +31,16 @@ class ExperimentConfig(StrictModel):
     """The file in `exp_configs/methods/` that set `objective`; None: the experiment itself."""
     difficulty: DifficultyConfig | None = None
     """Selects RL's prompts by a policy's pass rates; None: RL uses all of them."""
-    synthesize: SynthesizeConfig | None = None
-    """Teachers that answer training prompts; None: traces come from `data.train` alone."""
+    sample: SampleConfig | None = None
+    """How the policy, or teachers, answer training prompts; None: traces come from `data.train` alone."""
     stages: tuple[StageName, ...]
-    """The stages of the chain, in order; the sections `difficulty` and `synthesize` add those of their names."""
+    """The stages of the chain, in order; `difficulty` and `sample.teachers` add the stages of those sections."""
     cluster: Literal["local", "ray"] = "local"
     """Where SFT and RL run: `local`, on this machine, in turn; `ray`, DeepSpeed ranks and vLLM actors, anywhere."""
     seed: NonNegativeInt = 0
     data: DataConfig
     model: ModelConfig
     base: BaseConfig | None = None
-    sample: SampleConfig | None = None
     expert_iteration: ExpertIterationConfig = ExpertIterationConfig()
     """Rounds of the stages `sample` and `sft`, in a chain that has both."""
     sft: SFTConfig | None = None
@@ -97,27 +96,35 @@ class ExperimentConfig(StrictModel):
     def sampled_traces(self) -> SampleConfig | None:
         """The section `sample` with its defaults taken from other sections; None: the policy makes no traces."""
         own = self.sample
-        if own is None or "sample" not in self.stages:
+        if own is None or "sample" not in self.stages or own.teachers:
             return None
         limit = own.max_response_tokens or self.data.max_trace_tokens
         return own.model_copy(update={"max_response_tokens": limit, "engine": own.engine or self._engine})
 
     @property
+    def teachers(self) -> Mapping[str, TeacherConfig]:
+        """The models that make traces in the stage `sample`; empty: the policy does, or nobody."""
+        return {} if self.sample is None or "sample" not in self.stages else self.sample.teachers
+
+    @property
     def _engine(self) -> str:
         return "vllm" if self.cluster == "ray" else "transformers"
 
-    # Reads `difficulty` and `synthesize`, so those fields are declared before `stages`.
+    # Reads `difficulty` and `sample`, so those fields are declared before `stages`.
     @field_validator("stages", mode="after")
     @classmethod
     def _stages_of_sections(cls, stages: tuple[StageName, ...], info: ValidationInfo) -> tuple[StageName, ...]:
-        difficulty = info.data.get("difficulty")
-        if difficulty is not None and stages.count("difficulty") <= 1 and {"base", "rl"} <= set(stages):
-            added = stages if "difficulty" in stages else place_difficulty((*stages, "difficulty"), "base")
-            stages = place_difficulty(added, difficulty.policy)
-        is_taught = info.data.get("synthesize") is not None and {"sft", "rl"} & {*stages}
-        if is_taught and "synthesize" not in stages and "base" in stages:  # without base the chain is refused later
+        difficulty, sample = info.data.get("difficulty"), info.data.get("sample")
+        is_taught = sample is not None and bool(sample.teachers)
+        # Without base the chain is refused later.
+        if is_taught and {"sft", "rl"} & {*stages} and "sample" not in stages and "base" in stages:
             place = stages.index("base") + 1
-            stages = (*stages[:place], "synthesize", *stages[place:])
+            stages = (*stages[:place], "sample", *stages[place:])
+        if difficulty is not None and stages.count("difficulty") <= 1 and {"base", "rl"} <= set(stages):
+            added = stages if "difficulty" in stages else (*stages, "difficulty")
+            for policy in ("base", difficulty.policy):  # another policy may be missing
+                added = place_difficulty(added, policy, is_taught=is_taught)
+            stages = added
         return stages
 
     def _complaints(self) -> Iterator[str]:
@@ -139,7 +146,7 @@ def visits_of(config: ExperimentConfig) -> list[StageVisit]:
     """The stages in order. Those of rounds always have their number (`sample_1`, `sft_1`), so that a chain with more
     rounds gives them the same names; others only where there are several of a kind."""
     stages = list(config.stages)
-    if "sample" not in stages:
+    if "sample" not in stages or config.teachers:
         return _numbered(stages)
     start = stages.index("sample")
     end = stages.index("sft", start) + 1 if "sft" in stages[start:] else start + 1

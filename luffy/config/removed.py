@@ -5,6 +5,9 @@ from typing import NamedTuple
 
 from luffy.config.yaml_source import KeyPath, Value
 
+_TEACHERS = (
+    "teachers are authors of the stage sample: write the fields of this section below sample, as sample.teachers"
+)
 _SERVERS = "engines on servers elsewhere are gone; cluster: ray has engines on other machines"
 
 
@@ -36,6 +39,8 @@ REMOVED: Mapping[str, Removed] = {
     "sequence_parallel": Removed(
         1, "every rank has whole sequences: use gradient_checkpointing, zero_stage: 3 or a lower micro_batch_tokens"
     ),
+    "synthesize": Removed(None, _TEACHERS),
+    "synthesis": Removed(None, _TEACHERS),
     "unsafe_local": Removed(False, "model-written code runs under bubblewrap alone (apt-get install bubblewrap)"),
     "sft.max_tokens": Removed(None, "give sft.epochs or sft.steps"),
     "rl.max_tokens": Removed(None, "give rl.steps"),
@@ -52,6 +57,7 @@ REMOVED: Mapping[str, Removed] = {
 }
 """By the field's own name, or by its section's and its own (`rl.seed`)."""
 REMOVED_VALUES: Mapping[tuple[str, str], str] = {
+    ("stages", "synthesize"): "the stage is sample, with sample.teachers",
     ("weight_transfer", "broadcast"): "use object_store, or ipc with ray.placement: colocated",
     ("rl.engine", "openai"): _SERVERS,
     ("sft.engine", "openai"): "validations by servers elsewhere are gone; use vllm, or cluster",
@@ -81,7 +87,8 @@ def without_removed(values: Value, *, finished: bool = False, section: str = "")
     values, whose fields then have their defaults.
     """
     if isinstance(values, list):
-        return [without_removed(value, finished=finished, section=section) for value in values]
+        left = [each for each in values if not (finished and removed_value((section,), str(each)) is not None)]
+        return [without_removed(value, finished=finished, section=section) for value in left]
     if not isinstance(values, dict):
         return values
     kept = {}
@@ -96,4 +103,6 @@ def without_removed(values: Value, *, finished: bool = False, section: str = "")
 
 
 def _names(path: KeyPath) -> tuple[str, str]:
+    """The field's name, alone and with its section's; an element of a list goes by the list's."""
+    path = path[:-1] if path[-1].isdigit() else path
     return path[-1], ".".join(path[-2:])

@@ -39,6 +39,11 @@ def broken_rules(config: "ExperimentConfig") -> Iterator[str]:
             f"expert_iteration.rounds {config.expert_iteration.rounds} has no effect without the stage sft, which "
             "learns from what a round has sampled; set it to 1 or add sft"
         )
+    if config.expert_iteration.rounds > 1 and config.teachers:
+        yield (
+            f"expert_iteration.rounds {config.expert_iteration.rounds} has no effect with sample.teachers, which are "
+            "asked once; set it to 1"
+        )
     if config.environment is not None:
         yield from _of_environment(config, config.environment, objective, rl)
     yield from _of_tasks(config)
@@ -55,19 +60,22 @@ def broken_rules(config: "ExperimentConfig") -> Iterator[str]:
         )
 
 
-def place_difficulty(stages: Sequence[str], policy: str | None) -> tuple[str, ...]:
-    """The stages with `difficulty`, if they have it, directly after the one whose policy it measures."""
+def place_difficulty(stages: Sequence[str], policy: str | None, *, is_taught: bool) -> tuple[str, ...]:
+    """The stages with `difficulty`, if they have it, directly after the one whose policy it measures; where teachers
+    write traces (`is_taught`), not before these, with which it hands on the prompts."""
     others = [stage for stage in stages if stage != "difficulty"]
     if "difficulty" not in stages or policy not in others:
         return tuple(stages)
-    place = others.index(policy) + 1
+    after = "sample" if is_taught and policy == "base" and "sample" in others else policy
+    place = others.index(after) + 1
     return (*others[:place], "difficulty", *others[place:])
 
 
 def _of_chain(config: "ExperimentConfig") -> Iterator[str]:
     """Stages are in order, and have what they read and their sections."""
     policy = config.difficulty.policy if config.difficulty is not None else None
-    expected = place_difficulty([stage for stage in STAGE_ORDER if stage in config.stages], policy)
+    order = [stage for stage in STAGE_ORDER if stage in config.stages]
+    expected = place_difficulty(order, policy, is_taught=bool(config.teachers))
     if config.stages != expected:
         yield f"stages: must be in the order {', '.join(expected)}, each once"
     start = ("prepare_data", "base")
@@ -99,12 +107,12 @@ def _of_chain(config: "ExperimentConfig") -> Iterator[str]:
 
 
 def _of_teachers(config: "ExperimentConfig", rl: RLConfig | None) -> Iterator[str]:
-    """Teachers that are endpoints have URLs, and those of `synthesize` prompts that suit them."""
-    teachers = config.synthesize.teachers if config.synthesize is not None else {}
+    """Teachers that are endpoints have URLs, and those of `sample` prompts that suit them."""
+    teachers = config.sample.teachers if config.sample is not None else {}
     served = [name for name, teacher in teachers.items() if teacher.endpoint is not None]
     if unknown := [name for name in config.execution.teachers if name not in served]:
         yield (
-            f"execution.teachers: {unknown[0]} is no teacher with an endpoint in synthesize.teachers; there are: "
+            f"execution.teachers: {unknown[0]} is no teacher with an endpoint in sample.teachers; there are: "
             f"{', '.join(served) or 'none'}"
         )
     for name in served:
@@ -112,10 +120,8 @@ def _of_teachers(config: "ExperimentConfig", rl: RLConfig | None) -> Iterator[st
             yield f"execution.teachers.{name}.urls: missing; say where the teacher {name} is served"
     if rl is not None and isinstance(rl.teacher, ServedTeacher) and not config.execution.rl_teacher.urls:
         yield f"execution.rl_teacher.urls: missing; say where {rl.teacher.name} is served (rl.teacher)"
-    if config.synthesize is None or "synthesize" not in config.stages:
-        return
-    if config.synthesize.rewrite is not None and config.environment is not None:
-        yield "synthesize.rewrite: traces are rewritten in single turns; remove it or the section environment"
+    if config.teachers and config.sample is not None and config.sample.rewrite and config.environment is not None:
+        yield "sample.rewrite: traces are rewritten in single turns; remove it or the section environment"
 
 
 def _of_environment(
@@ -410,7 +416,8 @@ def _of_model(config: "ExperimentConfig", rl: RLConfig | None) -> Iterator[str]:
         origin = next(name for name in ("path", "package", "endpoint") if getattr(model, name) is not None)
         yield f"base and data.corpus have no effect with model.{origin}; remove them"
     if model.endpoint is not None:
-        if trained := [stage for stage in config.stages if stage in ("difficulty", "sample", "sft", "rl")]:
+        by_policy = {"difficulty", "sft", "rl"} if config.teachers else {"difficulty", "sample", "sft", "rl"}
+        if trained := [stage for stage in config.stages if stage in by_policy]:
             yield (
                 f"stages: {trained[0]} needs a model's weights, which model.endpoint does not give; keep only "
                 "prepare_data, base, evaluate and report, or give model.path"

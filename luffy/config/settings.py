@@ -6,7 +6,7 @@ from typing import Annotated, Literal, TypeVar
 
 from pydantic import Field, PositiveInt
 
-from luffy.config.answers import DifficultyConfig, SampleConfig, SynthesizeConfig, TeacherConfig
+from luffy.config.answers import DifficultyConfig, SampleConfig, TeacherConfig
 from luffy.config.data import DataConfig
 from luffy.config.environment import LANES, EnvironmentConfig
 from luffy.config.evaluation import EvaluationConfig, HeldOutSettings
@@ -27,7 +27,7 @@ class _Graded(StrictModel):
     seed: int
     grading: GradingConfig
     environment: EnvironmentConfig | None = None
-    """Answers the policy, or the teachers, between their turns."""
+    """Answers the policy, or teachers, between their turns."""
 
 
 class PrepareDataSettings(_Graded):
@@ -56,21 +56,16 @@ class DifficultySettings(_Graded):
     difficulty: DifficultyConfig
 
 
-class SynthesizeSettings(_Graded):
-    """`synthesize`: teachers' answers to training prompts, and the training data with those that are kept."""
-
-    synthesize: SynthesizeConfig
-    data: DataConfig
-    """Its limits and filters hold for what teachers write, too."""
-
-
 class SampleSettings(_Graded):
-    """`sample`: one policy's answers to the training prompts, and the traces that are kept of them."""
+    """`sample`: answers of one policy, or of teachers, to the training prompts, and the traces that are kept."""
 
-    dtype: DType
+    dtype: DType = "float32"
+    """The policy's; teachers have their own."""
     sample: SampleConfig
     round: PositiveInt = 1
-    """Round of sampling and SFT, from 1; each round samples with different seeds."""
+    """The policy's round of sampling and SFT, from 1; each round samples with different seeds."""
+    data: DataConfig | None = None
+    """Its limits and filters hold for what teachers write, too; None: the policy answers."""
 
 
 class SFTSettings(StrictModel):
@@ -189,7 +184,7 @@ def _settings(kind: type[Settings], config: ExperimentConfig, **own: object) -> 
 
 def _prepare_data(config: ExperimentConfig) -> PrepareDataSettings:
     data = config.data
-    if "synthesize" in config.stages:  # which chooses SFT's examples itself, once their traces are there
+    if config.teachers:  # the stage sample chooses SFT's examples, once their traces are there
         sft = data.sft.model_copy(update={"unique_train_examples": "all"})
         data = data.model_copy(update={"sft": sft, "rl": "train"})
     model = config.model
@@ -204,13 +199,15 @@ def _prepare_data(config: ExperimentConfig) -> PrepareDataSettings:
 
 
 def _sample(config: ExperimentConfig) -> SampleSettings:
-    sample = config.sampled_traces
+    sample = config.sampled_traces or config.sample
     assert sample is not None
+    of_author = {"data": config.data, "dtype": "float32"} if sample.teachers else {"data": None}
     return _settings(
         SampleSettings,
         config,
         seed=config.seed if sample.seed is None else sample.seed,
         sample=sample.model_copy(update={"seed": None}),
+        **of_author,
     )
 
 
@@ -260,10 +257,14 @@ def _gpus_of_generation(
     return max((1 if each is None else gpus.get(each.engine or "", 1) for each in sections), default=0)
 
 
+def _gpus_of_sampling(config: ExperimentConfig) -> int:
+    local = [teacher for teacher in config.teachers.values() if teacher.path is not None]
+    return _gpus_of_generation(config, *(local if config.teachers else [config.sampled_traces]))
+
+
 SETTINGS: dict[str, type[StageSettings]] = {
     "prepare_data": PrepareDataSettings,
     "base": BaseSettings,
-    "synthesize": SynthesizeSettings,
     "difficulty": DifficultySettings,
     "sample": SampleSettings,
     "sft": SFTSettings,
@@ -276,7 +277,6 @@ SETTINGS: dict[str, type[StageSettings]] = {
 CONFIGURE: dict[str, Callable[[ExperimentConfig], StageSettings]] = {
     "prepare_data": _prepare_data,
     "base": lambda config: _settings(BaseSettings, config, model=config.model.model_copy(update={"lora": None})),
-    "synthesize": lambda config: _settings(SynthesizeSettings, config),
     "difficulty": lambda config: _settings(DifficultySettings, config, difficulty=config.measured_difficulty),
     "sample": _sample,
     "sft": lambda config: _settings(SFTSettings, config, **_trained("sft", config.sft, config, None)),
@@ -289,9 +289,8 @@ CONFIGURE: dict[str, Callable[[ExperimentConfig], StageSettings]] = {
 GPUS: dict[str, Callable[[ExperimentConfig], int]] = {
     # A folder is only copied.
     "base": lambda config: config.execution.ranks if config.model.architecture is not None else 0,
-    "synthesize": lambda config: _gpus_of_generation(config, *(config.synthesize.local if config.synthesize else ())),
     "difficulty": lambda config: _gpus_of_generation(config, config.measured_difficulty),
-    "sample": lambda config: _gpus_of_generation(config, config.sampled_traces),
+    "sample": _gpus_of_sampling,
     "sft": lambda config: _gpus_of_training(config, config.execution.ray.trainer_ranks),
     "rl": lambda config: _gpus_of_training(config, cluster_gpus(config)),
     "evaluate": lambda config: _gpus_of_generation(config, config.evaluation),

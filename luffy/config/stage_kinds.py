@@ -23,7 +23,7 @@ _GROUND = ("*", "config/*")
 _GRADED = ("environments", "grading", "hosted", "sandbox")
 _TRAINED = ("data", "objectives", "tracking", "training")
 _ANSWERED = (*_GRADED, "data", "evaluation/*", "rollout", "statistics", "stages/answers")
-_SAMPLED = (*_ANSWERED, "stages/sample.py", "tracking", "training")
+_SAMPLED = (*_ANSWERED, "stages/policy_answers.py", "tracking", "training")
 _VALIDATED = (*_ANSWERED, "stages/held_out.py")
 """What counts beside a training stage's own rooms where it validates the policy as it learns."""
 ASKING_ROOMS = (
@@ -77,8 +77,14 @@ class StageKind:
         return f"luffy.stages.{self.name}"
 
     def inputs_of(self, settings: object) -> Mapping[str, Role]:
-        """Its inputs; a validation reads `data` itself: `difficulty` and `sample` pass on training prompts alone."""
-        return {**self.inputs, "held_out": "data"} if _validates(settings) else self.inputs
+        """Its inputs; a validation reads `data` itself: `difficulty` and `sample` pass on training prompts alone. Where
+        teachers answer, `sample` reads no policy."""
+        found = {name: role for name, role in self.inputs.items() if role != "policy" or not _is_taught(settings)}
+        return {**found, "held_out": "data"} if _validates(settings) else found
+
+    def provides_of(self, settings: object) -> tuple[Role, ...]:
+        """What it provides: with teachers, `sample` writes all training data."""
+        return (*self.provides, "prompts") if _is_taught(settings) else self.provides
 
     def rooms_of(self, settings: object) -> tuple[str, ...]:
         """All rooms whose code can change its result with these settings."""
@@ -88,6 +94,10 @@ class StageKind:
 
 def _validates(settings: object) -> bool:
     return getattr(settings, "validation", None) is not None
+
+
+def _is_taught(settings: object) -> bool:
+    return bool(getattr(getattr(settings, "sample", None), "teachers", None))
 
 
 _KINDS = (
@@ -107,15 +117,6 @@ _KINDS = (
         views=("training_curves",),
     ),
     StageKind(
-        "synthesize",
-        "Training data with traces that teachers wrote",
-        inputs={"data": "data"},
-        provides=("traces", "prompts"),
-        sections=("synthesize", "data.train"),
-        rooms=(*_ANSWERED, "stages/synthesis", "training"),
-        text="card.md",
-    ),
-    StageKind(
         "difficulty",
         "Training prompts that the policy solves neither too rarely nor too often",
         inputs={"data": "prompts", "model": "policy"},
@@ -126,7 +127,7 @@ _KINDS = (
     ),
     StageKind(
         "sample",
-        "The policy's own answers to the training prompts, and its traces: those that are correct",
+        "Answers to the training prompts, the policy's own or those of teachers, and the correct ones as traces",
         inputs={"data": "data", "model": "policy"},
         provides=("traces",),
         sections=("sample", "data.train"),

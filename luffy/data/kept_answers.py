@@ -1,6 +1,6 @@
 """Chooses which graded answers to a prompt are kept as traces.
 
-    traces = kept_traces(right, KeepAnswers(choose="diverse", max_per_prompt=4))  # those that `may_be_kept`
+    traces = kept_traces(right, KeepAnswers(choose="diverse", max_per_prompt=4))  # correct, complete, and text
 
 Only correct answers that ended by themselves are kept: a trace teaches where to stop. An answer with undecodable bytes
 (U+FFFD) is not kept either: SFT would teach the policy to write that character. Where answers differ only in
@@ -13,14 +13,14 @@ import numpy as np
 
 from luffy.config.answers import KeepAnswers
 from luffy.data.overlap import Hashes, word_triples
-from luffy.types import FinishReason, Outcome, Trace
+from luffy.types import Trace
 
-UNDECODED = "\ufffd"
+_UNDECODED = "\ufffd"
 
 
-def may_be_kept(text: str, outcome: Outcome, reason: FinishReason) -> bool:
-    """Whether a graded answer may become a trace: correct, ended by itself, and text."""
-    return outcome is Outcome.CORRECT and reason is FinishReason.STOP and bool(text.strip()) and UNDECODED not in text
+def is_text(answer: str) -> bool:
+    """Whether the answer has text, without undecodable bytes."""
+    return bool(answer.strip()) and _UNDECODED not in answer
 
 
 def kept_traces(answers: Sequence[Trace], rule: KeepAnswers) -> tuple[Trace, ...]:

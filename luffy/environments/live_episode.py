@@ -13,8 +13,8 @@ environment is cut at four characters for each token.
 import asyncio
 import itertools
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Protocol, TypeVar, cast
 
 from luffy.config.environment import EpisodeLimits
@@ -29,7 +29,7 @@ from luffy.environments.environment import (
 from luffy.environments.limits import run_in_loop
 from luffy.environments.rubric import TURNS, EpisodeScorer, EpisodeView
 from luffy.environments.transcript import after_thinking
-from luffy.errors import EnvironmentFault, LostError, LuffyError, UserError
+from luffy.errors import EnvironmentFault, LostError, UserError
 from luffy.grading.request import Problem
 from luffy.rollout.engine import SamplingParams
 from luffy.rollout.text_endpoint import TextCompletion, TextRequest
@@ -234,50 +234,19 @@ class TextEpisode:
     completion: tuple[Message, ...]
     num_tokens: int
     """Tokens that the policy wrote, as the server counts them."""
+    prompt_tokens: int
+    """Tokens of the prompts of all turns, each of which has the whole conversation before it."""
     finish_reason: FinishReason
     measures: Mapping[str, float]
     fault: str = ""
     """Why the environment failed, if it did."""
 
 
-class Chat(Protocol):
-    """A model that writes one turn after another."""
-
-    @property
-    def max_response_tokens(self) -> int:
-        """Limit of the model's tokens in all turns together."""
-
-    async def ask(self, request: TextRequest, max_tokens: int) -> TextCompletion | None:
-        """The next turn, of at most `max_tokens`; None if there is no other. What it raises ends the episode."""
-
-
 class ChatEndpoint(Protocol):
     """Completes requests of several episodes at once; `luffy.stages.answers.paid.PaidEndpoint` does, and saves them."""
 
     async def complete(self, request: TextRequest, params: SamplingParams) -> TextCompletion:
-        """The completion; LuffyError where there is none."""
-
-
-@dataclass(slots=True)
-class _EndpointChat:
-    """The endpoint of a play; after its first failure no more requests are sent."""
-
-    endpoint: ChatEndpoint
-    params: SamplingParams
-    failures: list[LuffyError] = field(default_factory=list)
-
-    @property
-    def max_response_tokens(self) -> int:
-        return self.params.max_response_tokens
-
-    async def ask(self, request: TextRequest, max_tokens: int) -> TextCompletion:
-        if self.failures:
-            raise self.failures[0]
-        try:
-            return await self.endpoint.complete(request, replace(self.params, max_response_tokens=max_tokens))
-        except LuffyError as error:
-            self.failures.append(error)
-            raise
+        """The completion; LuffyError where there is none, also for all requests after it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -288,29 +257,45 @@ class TextEpisodePlayer:
     limits: EpisodeLimits
     scorer: EpisodeScorer
 
-    def play(self, starts: Sequence[EpisodeStart], endpoint: ChatEndpoint, params: SamplingParams) -> list[TextEpisode]:
-        """One episode per start, in order; raises what `EpisodePlayer.play` and the endpoint raise."""
-        return run_in_loop(self._play_all(starts, _EndpointChat(endpoint, params)))
+    def play(
+        self,
+        starts: Sequence[EpisodeStart],
+        endpoint: ChatEndpoint,
+        params: SamplingParams,
+        ended: Callable[[int, TextEpisode], None] = lambda place, episode: None,
+    ) -> list[TextEpisode]:
+        """One episode per start, in order; raises what `EpisodePlayer.play` and the endpoint raise. `ended` is called
+        with each as it ends."""
 
-    async def _play_all(self, starts: Sequence[EpisodeStart], chat: _EndpointChat) -> list[TextEpisode]:
-        # All of them end before a failure is raised: a response on its way is paid for.
-        ended = await asyncio.gather(*(self.play_one(start, chat) for start in starts), return_exceptions=True)
-        for failure in [*chat.failures, *ended]:
-            if isinstance(failure, BaseException):
-                raise failure
-        return [episode for episode in ended if isinstance(episode, TextEpisode)]
+        async def play_one(place: int, start: EpisodeStart) -> TextEpisode:
+            play = _TextPlay(LiveEpisode(start, self.make, self.scorer), endpoint, params, self.limits)
+            try:
+                end = await play.live.play(play.turns())
+            finally:
+                await play.live.close()
+            used = play.num_tokens, play.prompt_tokens
+            episode = TextEpisode(play.live.completion, *used, end.finish_reason, end.measures, end.fault)
+            ended(place, episode)
+            return episode
 
-    async def play_one(
-        self, start: EpisodeStart, chat: Chat, around: Callable[[Environment], Environment] | None = None
-    ) -> TextEpisode:
-        """One episode, whose environment `around` may wrap; raises what the chat raises."""
-        make = self.make if around is None else lambda: around(self.make())
-        play = _TextPlay(LiveEpisode(start, make, self.scorer), chat, self.limits)
-        try:
-            end = await play.live.play(play.turns())
-        finally:
-            await play.live.close()
-        return TextEpisode(play.live.completion, play.num_tokens, end.finish_reason, end.measures, end.fault)
+        async def play_all() -> list[TextEpisode]:
+            # All of them end before a failure is raised: a response on its way is paid for.
+            return results_of(await asyncio.gather(*map(play_one, itertools.count(), starts), return_exceptions=True))
+
+        return run_in_loop(play_all())
+
+
+def results_of(found: Iterable[_Result | BaseException]) -> list[_Result]:
+    """What `asyncio.gather` found, in order; raises the first exception in it."""
+    results = list[_Result]()
+    for each in found:
+        if isinstance(each, BaseException):
+            raise each
+        results.append(each)
+    return results
+
+
+_MISSED = (FinishReason.REFUSED, FinishReason.FAILED)
 
 
 @dataclass(slots=True)
@@ -318,27 +303,30 @@ class _TextPlay:
     """An episode in progress."""
 
     live: LiveEpisode
-    chat: Chat
+    endpoint: ChatEndpoint
+    params: SamplingParams
     limits: EpisodeLimits
     num_tokens: int = 0
+    prompt_tokens: int = 0
 
     async def turns(self) -> FinishReason:
         self.live.observe(await self.live.reset())
         return await self.live.take_turns(self, self.limits.max_turns)
 
     async def write(self, turn: int) -> tuple[Message | None, FinishReason | None]:
-        room = self.chat.max_response_tokens - self.num_tokens
+        room = self.params.max_response_tokens - self.num_tokens
         allowed = min(self.limits.max_turn_tokens or room, room)
         request = TextRequest(tuple(map(as_sent, self.live.conversation)), self.live.start.turn_seed(turn))
-        completion = await self.chat.ask(request, allowed)
-        if completion is None:
-            return None, FinishReason.LENGTH
+        completion = await self.endpoint.complete(request, replace(self.params, max_response_tokens=allowed))
         self.num_tokens += completion.num_tokens
+        self.prompt_tokens += completion.prompt_tokens or 0
+        if completion.finish_reason in _MISSED:
+            return None, completion.finish_reason
         cut_by = FinishReason.TURN_LENGTH if allowed < room else FinishReason.LENGTH
         return Message(_POLICY, completion.text), None if completion.finish_reason is FinishReason.STOP else cut_by
 
     def show(self, messages: Sequence[Message]) -> bool:
-        if self.num_tokens >= self.chat.max_response_tokens:
+        if self.num_tokens >= self.params.max_response_tokens:
             return False
         self.live.observe([within(message, self.limits.max_observation_tokens) for message in messages])
         return True

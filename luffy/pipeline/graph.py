@@ -31,6 +31,10 @@ class StageNode:
     def kind(self) -> StageKind:
         return STAGE_KINDS[self.stage]
 
+    @property
+    def provides(self) -> tuple[Role, ...]:
+        return self.kind.provides_of(self.settings)
+
 
 def build_graph(config: ExperimentConfig, sweep_steps: tuple[int, ...] = ()) -> tuple[StageNode, ...]:
     """The stages of `config`, each after the ones it reads from; with `sweep_steps` the sweep over them comes last."""
@@ -81,11 +85,11 @@ def nodes_providing(role: Role, names: Iterable[str]) -> list[str]:
 
 def _nodes(name: str, kind: StageKind, settings: StageSettings, before: Sequence[StageNode]) -> list[StageNode]:
     """The nodes of one stage after those in `before`: one, or one for each result of the role `kind.for_each`."""
-    results = [None] if kind.for_each is None else [node for node in before if kind.for_each in node.kind.provides]
+    results = [None] if kind.for_each is None else [node for node in before if kind.for_each in node.provides]
     found = []
     for result in results:
         inputs = {
-            entry: next(node.name for node in reversed(before) if role in node.kind.provides)
+            entry: next(node.name for node in reversed(before) if role in node.provides)
             for entry, role in kind.inputs_of(settings).items()
         }
         if kind.reads_all:

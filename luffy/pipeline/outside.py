@@ -18,8 +18,8 @@ from luffy.config.settings import (
     PrepareDataSettings,
     ReportSettings,
     RLSettings,
+    SampleSettings,
     StageSettings,
-    SynthesizeSettings,
 )
 from luffy.config.shipped import expand_pattern, local_path, template_file
 from luffy.config.strict import StrictModel
@@ -67,10 +67,10 @@ def _named(settings: StageSettings) -> Iterator[Named]:
             elif isinstance(source, HubSource) and Path(source.path).is_dir():
                 yield f"{field}.path", source.path, local_path(source.path)
         yield from _model(settings.model_path, settings.chat_template)
-    elif isinstance(settings, SynthesizeSettings):
-        for name, teacher in settings.synthesize.teachers.items():
+    elif isinstance(settings, SampleSettings):
+        for name, teacher in settings.sample.teachers.items():
             if teacher.path is not None and _is_local(teacher.path):
-                yield f"synthesize.teachers.{name}.path", teacher.path, Path(teacher.path).expanduser()
+                yield f"sample.teachers.{name}.path", teacher.path, Path(teacher.path).expanduser()
     elif isinstance(settings, RLSettings):
         scorer = settings.rl.teacher
         if isinstance(scorer, ModelTeacher) and _is_local(scorer.path):

@@ -222,7 +222,7 @@ def _remedies(config: ExperimentConfig, gpu: GpuMemory) -> list[str]:
 
 def _unset_keys(config: ExperimentConfig, wanted: Sequence[str]) -> list[str]:
     """Notes, not complaints, about missing API keys: answers that are already saved need no key."""
-    teachers = config.execution.teachers if "synthesize" in wanted else {}
+    teachers = config.execution.teachers if "sample" in wanted else {}
     used = [(server, f"execution.teachers.{name}") for name, server in teachers.items()]
     if "rl" in wanted and config.execution.rl_teacher.urls:
         used.append((config.execution.rl_teacher, "execution.rl_teacher"))
@@ -260,9 +260,8 @@ def _too_long(config: ExperimentConfig, wanted: Sequence[str]) -> Iterator[str]:
     if rl is not None and isinstance(rl.teacher, ModelTeacher):
         positions = positions_of(ModelConfig(path=rl.teacher.path))
         yield from _beyond(positions, "rl.teacher", rows["rl"], rl.teacher.path, "lower them, or take another teacher")
-    teachers = config.synthesize.teachers if config.synthesize is not None and "synthesize" in wanted else {}
-    for name, teacher in teachers.items():
-        where = f"synthesize.teachers.{name}"
+    for name, teacher in config.teachers.items() if "sample" in wanted else ():
+        where = f"sample.teachers.{name}"
         limit = {f"{where}.max_response_tokens": teacher.max_response_tokens}
         positions = None if teacher.path is None else positions_of(ModelConfig(path=teacher.path))
         yield from _beyond(positions, where, limit, str(teacher.path), "lower it")

@@ -3,8 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from luffy.data.pass_rates import DifficultyCard, Fit, RateSummary, SampleCard
-from luffy.data.synthesis_card import SynthesisCard
+from luffy.data.answer_cards import DifficultyCard, Fit, RateSummary, SampleCard, TaughtCard
 from luffy.evaluation.results import checkpoint_name
 from luffy.report.cells import NONE, percent, table, table_of, tally
 from luffy.report.page import Page, Section, markdown
@@ -68,7 +67,7 @@ def sample_section(cards: Sequence[SampleCard]) -> Section:
     )
 
 
-def synthesis_section(card: SynthesisCard) -> Section:
+def taught_section(card: TaughtCard) -> Section:
     """Teachers' questions, answers, costs and kept traces, and the prompts that are left without one."""
     used = f"Used: {card.num_tokens:,} tokens of prompts and answers{_of(card.max_tokens, ',')}"
     if card.cost is not None:
@@ -92,7 +91,7 @@ def synthesis_section(card: SynthesisCard) -> Section:
         "not asked, at most": lambda item: f"{item[1].not_asked:,}",
     }
     return Section(
-        title="Synthesis",
+        title="Traces of teachers",
         aside="traces that teachers wrote",
         notes=(
             f"{card.given} of {card.asked_about} prompts got a trace; teachers were asked about {card.asked_about} of "

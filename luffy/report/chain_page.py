@@ -14,8 +14,7 @@ from luffy.config import ExperimentConfig
 from luffy.config.data import HubSource
 from luffy.config.evaluation import VALIDATION, DecodingConfig
 from luffy.config.yaml_source import dump_yaml
-from luffy.data.pass_rates import DifficultyCard, SampleCard, read_card
-from luffy.data.synthesis_card import SynthesisCard
+from luffy.data.answer_cards import DifficultyCard, SampleCard, TaughtCard, read_card
 from luffy.environments.transcript import turns_of
 from luffy.errors import LuffyError
 from luffy.evaluation.results import Cell, CheckpointScores, advice_on, checkpoint_name, read_scores
@@ -23,7 +22,7 @@ from luffy.evaluation.sample_files import SampleRecord, find_samples, read_sampl
 from luffy.grading.extract import THINK_CLOSE, THINK_OPEN
 from luffy.pipeline.graph import build_graph, nodes_providing, nodes_showing
 from luffy.pipeline.manifest import Manifest, finished_manifest
-from luffy.report.cards import difficulty_section, sample_section, synthesis_section
+from luffy.report.cards import difficulty_section, sample_section, taught_section
 from luffy.report.cells import (
     NBSP,
     NONE,
@@ -80,7 +79,7 @@ class FinishedChain:
     """In the order of the chain."""
     data_card: Mapping[str, object]
     difficulty: DifficultyCard | None = None
-    synthesis: SynthesisCard | None = None
+    taught: TaughtCard | None = None
     sampled: tuple[SampleCard, ...] = ()
     """Round by round."""
 
@@ -139,9 +138,9 @@ def read_chain(config: ExperimentConfig, inputs: Mapping[str, Path]) -> Finished
         responses=() if sampled else tuple(_responses(stages[evaluations[-1]])),
         evaluations=tuple(read_scores(stages[name], config.checkpoint_names) for name in evaluations),
         data_card=next((json.loads(path.read_bytes()) for path in cards("prepare_data")), {}),
-        sampled=tuple(read_card(path, SampleCard) for path in cards("sample")),
+        sampled=() if config.teachers else tuple(read_card(path, SampleCard) for path in cards("sample")),
         difficulty=next((read_card(path, DifficultyCard) for path in cards("difficulty")), None),
-        synthesis=next((read_card(path, SynthesisCard) for path in cards("synthesize")), None),
+        taught=next((read_card(path, TaughtCard) for path in cards("sample")), None) if config.teachers else None,
     )
 
 
@@ -447,7 +446,7 @@ def _shown(badges: tuple[str, ...], prompt: str, response: str, hint: str = "", 
 def _data(chain: FinishedChain) -> Section:
     """What the stages that make data have counted: of each source, teacher, pass rate and round of sampling."""
     sections = [
-        *([synthesis_section(chain.synthesis)] if chain.synthesis else []),
+        *([taught_section(chain.taught)] if chain.taught else []),
         *([difficulty_section(chain.difficulty)] if chain.difficulty else []),
         *([sample_section(chain.sampled)] if chain.sampled else []),
     ]

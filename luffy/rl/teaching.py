@@ -184,7 +184,7 @@ class ServedScorer:
             if (await client.post(_TOKENIZE, body)).get("tokens") != list(ids):
                 raise ConfigError(
                     f"{url}: the tokenizer of {self._model} is not the policy's, so it cannot score the policy's "
-                    "tokens; take a teacher of the same family, or let it write traces instead (section synthesize)"
+                    "tokens; take a teacher of the same family, or let it write traces instead (sample.teachers)"
                 )
 
 
@@ -225,7 +225,7 @@ class TeacherPrompts:
         if bare:
             raise DataError(
                 f"rl.teacher.kind: self shows the teacher a trace, but {bare} of {len(prompts)} training prompts have "
-                "none; take data with a trace for each, add the section synthesize, or use kind: model"
+                "none; take data with a trace for each, add sample.teachers, or use kind: model"
             )
         rendered = render_prompts(
             self._tokenizer, [self._conversation(prompt, prompt.traces[0].text) for prompt in prompts]

@@ -13,9 +13,9 @@ from luffy.cluster.local import open_cluster
 from luffy.config.environment import History, history_of
 from luffy.config.settings import RLSettings
 from luffy.config.training import SelfTeacher, ServedTeacher
+from luffy.data.answer_cards import RATES_FILE, read_pass_rates
 from luffy.data.conversations import encode_demonstrations
 from luffy.data.parquet import read_prompts, shown_references
-from luffy.data.pass_rates import RATES_FILE, read_pass_rates
 from luffy.data.splits import EMPTY_COMPLEMENT
 from luffy.data.templates import (
     decode,
@@ -161,7 +161,7 @@ def _teacher_folder(path: str, tokenizer: PreTrainedTokenizerBase) -> Path:
     if not is_same_tokenizer(load_tokenizer(folder), tokenizer):
         raise DataError(
             f"rl.teacher.path: the tokenizer of {path} is not the policy's, so it cannot score the policy's tokens; "
-            "take a teacher of the same family, or let it write traces instead (section synthesize)"
+            "take a teacher of the same family, or let it write traces instead (sample.teachers)"
         )
     rows = num_embeddings(read_shape(folder))
     if rows is not None and rows < len(tokenizer):
@@ -193,7 +193,7 @@ def read_tasks(settings: RLSettings, data: Path, tokenizer: PreTrainedTokenizerB
     for name in (name for name, setting in uses.items() if setting and not with_traces):
         raise DataError(
             f"objective.group.{name} uses traces, and no training prompt has one: only rollouts would be learned "
-            "from; take data with traces, add the section synthesize, or use a method without traces (on_policy)"
+            "from; take data with traces, add sample.teachers, or use a method without traces (on_policy)"
         )
     most_traces = max(len(task.demonstrations) for task in tasks)
     if group.choose != "in_turn" and most_traces <= group.off_policy:

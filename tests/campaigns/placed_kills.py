@@ -13,8 +13,9 @@ subject is killed there, started again, and compared with the undisturbed run. E
 what is promised.
 
 Stages are forked from this process, which has loaded their libraries, so that a trial takes seconds. `damaged` is a
-finished stage that is made again from scratch; `evaluate_paid` and `synthesize_paid` ask an endpoint, which counts its
-answers. `luffy_run`, `gc`, `grid` and `compare` are commands, and are killed at writes of their own processes.
+finished stage that is made again from scratch; in `sample_taught` a model folder is the teacher; `evaluate_paid` and
+`sample_paid` ask an endpoint, which counts its answers. `luffy_run`, `gc`, `grid` and `compare` are commands, and are
+killed at writes of their own processes.
 
 Not covered: the processes of a Ray cluster, `luffy serve`, and writes that the C library makes by itself.
 """
@@ -66,7 +67,7 @@ from synthetic.endpoint import CHAT, Endpoint, Reply, by_seed, completion
 
 ROOT = Path(__file__).resolve().parents[2]
 SMOKE = str(ROOT / "exp_configs" / "smoke.yaml")
-_DEFERRING = ("base", "sft", "rl", "evaluate", "sweep", "difficulty", "sample", "synthesize")
+_DEFERRING = ("base", "sft", "rl", "evaluate", "sweep", "difficulty", "sample")
 _SWEPT = (2, 4)
 _REVERSING = "kind: arithmetic, num_operations: [1], operations: {reverse: 1}"
 SAMPLED = (
@@ -101,7 +102,7 @@ arms:
   on_policy: {{chain: rl, method: on_policy}}
 """
 CSV = "placed_kills.csv"
-KINDS = (*STAGE_KINDS, "damaged", "evaluate_paid", "synthesize_paid", "gc", "luffy_run", "grid", "compare")
+KINDS = (*STAGE_KINDS, "damaged", "evaluate_paid", "sample_taught", "sample_paid", "gc", "luffy_run", "grid", "compare")
 
 Call = Literal["open", "write", "fsync", "rename", "unlink", "mkdir", "link", "truncate"]
 Moment = Literal["before", "after", "half", "full"]
@@ -238,7 +239,7 @@ class StageSubject:
     events: EventReader = field(init=False)
 
     def __post_init__(self) -> None:
-        self.stage = "sft" if self.kind == "damaged" else self.kind.removesuffix("_paid")
+        self.stage = self.directory.parent.name
         self.job = (self.directory / JOB_FILE).read_bytes()
         self.finished = self.log.parent / f"finished_{self.kind}"
         shutil.rmtree(self.finished, ignore_errors=True)
@@ -418,12 +419,13 @@ def prepare_subjects(roots: Path, kept: Path, kinds: Sequence[str], shim: Shim) 
         yield subject_of(kind, plain, log)
     if "damaged" in kinds:
         yield subject_of("sft", plain, log, "damaged")
-    sampled = [kind for kind in kinds if kind in ("difficulty", "sample", "synthesize")]
+    sampled = [kind for kind in kinds if kind in ("difficulty", "sample", "sample_taught")]
     for kind in sampled:
         experiment = _sampled(kind, roots / "sampled", shim, log)
         os.environ[WORKSPACE_VARIABLE] = str(roots / "sampled")
-        make_chain(experiment, shim, log, last=kind)
-        yield subject_of(kind, experiment, log)
+        stage = kind.removesuffix("_taught")
+        make_chain(experiment, shim, log, last=stage)
+        yield subject_of(stage, experiment, log, kind)
     root = str(roots / "plain")
     os.environ[WORKSPACE_VARIABLE] = root
     if "luffy_run" in kinds:
@@ -444,7 +446,7 @@ def prepare_subjects(roots: Path, kept: Path, kinds: Sequence[str], shim: Shim) 
     os.environ[WORKSPACE_VARIABLE] = str(roots / "paying")
     if "evaluate_paid" in kinds:
         yield _evaluated(roots / "paying", log, shim)
-    if "synthesize_paid" in kinds:
+    if "sample_paid" in kinds:
         yield _taught(roots / "paying", log, shim)
 
 
@@ -482,8 +484,8 @@ def _sampled(kind: str, root: Path, shim: Shim, log: Path) -> Experiment:
     base = _sampled("difficulty", root, shim, log)
     make_chain(base, shim, log, last="base")
     teacher = f"path: {base.plan_node('base').directory / 'model'}, max_response_tokens: 16, num_samples: 8"
-    taught = f"synthesize={{prompts: all, teachers: {{base: {{{teacher}}}}}, stop_when_kept: false}}"
-    changes = [*SAMPLED, "chain=sft", "stages=[prepare_data, base, synthesize, sft]", taught]
+    taught = f"sample={{prompts: all, teachers: {{base: {{{teacher}}}}}, stop_when_kept: false}}"
+    changes = [*SAMPLED, "chain=sft", "stages=[prepare_data, base, sample, sft]", taught]
     return open_experiment(load_experiment(SMOKE, changes), Workspace(root))
 
 
@@ -598,14 +600,14 @@ def _taught(root: Path, log: Path, shim: Shim) -> StageSubject:
     endpoint = Endpoint(answer, (CHAT,))
     teacher = "big: {endpoint: {name: org/big}, max_response_tokens: 40, num_samples: 2}"
     served = f"big: {{urls: ['{endpoint.url}'], concurrency: {_AT_ONCE}}}"
-    changes = [*SAMPLED, "chain=sft", "stages=[prepare_data, base, synthesize, sft]"]
-    changes += [f"synthesize={{prompts: all, teachers: {{{teacher}}}}}", f"execution.teachers={{{served}}}"]
+    changes = [*SAMPLED, "chain=sft", "stages=[prepare_data, base, sample, sft]"]
+    changes += [f"sample={{prompts: all, teachers: {{{teacher}}}}}", f"execution.teachers={{{served}}}"]
     experiment = open_experiment(load_experiment(SMOKE, changes), Workspace(root))
     make_chain(experiment, shim, log, last="base")
     data = experiment.plan_node("prepare_data").directory
     truths |= {prompt.messages[-1].content: prompt.ground_truth for prompt in read_prompts(data / "train.parquet")}
-    make_chain(experiment, shim, log, last="synthesize")
-    return subject_of("synthesize", experiment, log, "synthesize_paid", endpoint)
+    make_chain(experiment, shim, log, last="sample")
+    return subject_of("sample", experiment, log, "sample_paid", endpoint)
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,10 +20,9 @@ from vllm_serving import NAME, served_by_vllm
 from luffy.cli.main import main
 from luffy.config.data import FileSource
 from luffy.config.grading import RewardModelGrader
+from luffy.data.answer_cards import SampleCard, TaughtCard, read_card
 from luffy.data.parquet import read_prompts
-from luffy.data.pass_rates import SampleCard, read_card
 from luffy.data.sources import open_source
-from luffy.data.synthesis_card import SynthesisCard
 from luffy.data.templates import encode_traces, load_tokenizer, render_prompts
 from luffy.errors import StageFailed
 from luffy.evaluation.sample_files import SAMPLES_FILE, read_sample_records
@@ -123,7 +122,7 @@ def test_each_round_of_expert_iteration_learns_the_newest_policys_own_answers_al
 def taught(workspace: Path, teacher: str, *more: str) -> Experiment:
     """SFT on the traces of a teacher; `more` says where it is served, or how many are kept."""
     sft = ("chain=sft", "sft={num_traces: 12, batch_size: 4, epochs: 1}")
-    return opened(workspace, "smoke.yaml", *START, *sft, f"synthesize={{prompts: all, teachers: {{{teacher}}}}}", *more)
+    return opened(workspace, "smoke.yaml", *START, *sft, f"sample={{prompts: all, teachers: {{{teacher}}}}}", *more)
 
 
 def test_sft_learns_the_traces_of_an_endpoint_which_can_be_handed_on(workspace, tmp_path, capsys):
@@ -142,11 +141,11 @@ def test_sft_learns_the_traces_of_an_endpoint_which_can_be_handed_on(workspace, 
     endpoint = Endpoint(answer, (CHAT,), KEY)
     where = f"execution.teachers={{big: {{urls: [{endpoint.url}], api_key_variable: TEACHER_KEY, concurrency: 2}}}}"
     experiment = taught(workspace, "big: {endpoint: {name: org/big}, max_response_tokens: 40, num_samples: 2}", where)
-    folder = execute(experiment, "prepare_data", "base", "synthesize", "sft")
+    folder = execute(experiment, "prepare_data", "base", "sample", "sft")
     endpoint.close()
-    directory = experiment.plan_node("synthesize").directory
+    directory = experiment.plan_node("sample").directory
     assert experiment.plan_node("sft").inputs["data"] == directory
-    card = read_card(directory / "card.json", SynthesisCard)
+    card = read_card(directory / "card.json", TaughtCard)
     assert card.given == card.prompts == PROMPTS < card.teachers["big"].questions == len(given)
     exported, place = tmp_path / "traces.parquet", ["--workspace", str(workspace)]
     assert main(["export", str(folder), str(exported), "--author", "big", *place]) == 0
@@ -163,10 +162,10 @@ def test_sft_learns_the_traces_of_an_endpoint_which_can_be_handed_on(workspace, 
 
 def test_a_model_folder_teaches_through_the_embedded_engine(workspace):
     base = base_of(workspace)
-    keep = "synthesize={keep: {choose: diverse, max_per_prompt: 2}, stop_when_kept: false}"
+    keep = "sample={keep: {choose: diverse, max_per_prompt: 2}, stop_when_kept: false}"
     experiment = taught(workspace, f"base: {{path: {base}, max_response_tokens: 16, num_samples: 8}}", keep)
-    execute(experiment, "prepare_data", "base", "synthesize")
-    directory = experiment.plan_node("synthesize").directory
+    execute(experiment, "prepare_data", "base", "sample")
+    directory = experiment.plan_node("sample").directory
     card = json.loads((directory / "card.json").read_text())["teachers"]["base"]
     traces = [(p, t) for p in read_prompts(directory / "train.parquet") for t in p.traces if t.author == "base"]
     assert (card["questions"], card["traces"]) == (PROMPTS * 8, len(traces))
@@ -227,9 +226,9 @@ def test_a_real_vllm_server_teaches_as_the_folder_does(workspace, served):
     }
     for name, changes in teachers.items():
         experiment = taught(workspace, *changes)
-        execute(experiment, "prepare_data", "base", "synthesize")
-        directory = experiment.plan_node("synthesize").directory
-        teacher = read_card(directory / "card.json", SynthesisCard).teachers[name]
+        execute(experiment, "prepare_data", "base", "sample")
+        directory = experiment.plan_node("sample").directory
+        teacher = read_card(directory / "card.json", TaughtCard).teachers[name]
         traces = [t for p in read_prompts(directory / "train.parquet") for t in p.traces if t.author == name]
         texts = [(trace.text, trace.num_tokens) for trace in traces]
         rows[name] = (teacher.outcomes, teacher.prompt_tokens, teacher.num_tokens, texts)

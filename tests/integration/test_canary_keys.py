@@ -128,9 +128,9 @@ def overrides_with(teacher, judge):
     return [
         *SMALL,
         "chain=sft",
-        "stages=[prepare_data, base, synthesize, evaluate, report]",  # SFT holds no other key than the base's training
+        "stages=[prepare_data, base, sample, evaluate, report]",  # SFT holds no other key than the base's training
         f"grading.kind={{{graded}}}",
-        f"synthesize={{prompts: all, teachers: {{{asked}}}}}",
+        f"sample={{prompts: all, teachers: {{{asked}}}}}",
         f"execution.teachers={{big: {{urls: ['{teacher.url}'], api_key_variable: TEACHER_KEY}}}}",
     ]
 

@@ -22,8 +22,8 @@ from transformers import PreTrainedTokenizerBase, Qwen2Config, Qwen2ForCausalLM
 
 from luffy.config import load_experiment
 from luffy.config.experiment import ExperimentConfig
+from luffy.data.answer_cards import SampleCard, read_card
 from luffy.data.parquet import read_prompts
-from luffy.data.pass_rates import SampleCard, read_card
 from luffy.data.templates import decode, load_tokenizer
 from luffy.data.tokenizer import build_tokenizer
 from luffy.errors import DataError, StageFailed

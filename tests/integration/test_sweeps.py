@@ -18,7 +18,7 @@ from synthetic.pages import Page
 
 from luffy.cli.main import main
 from luffy.config.many_runs.sweep_runs import load_sweep
-from luffy.data.pass_rates import SampleCard, read_card
+from luffy.data.answer_cards import SampleCard, read_card
 from luffy.evaluation.across_runs.run_results import read_sweep_results, result_files, write_results
 from luffy.evaluation.results import read_results
 from luffy.pipeline.manifest import finished_manifest

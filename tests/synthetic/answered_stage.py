@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from luffy.config.answers import DifficultyConfig, SampleConfig, SynthesizeConfig
+from luffy.config.answers import DifficultyConfig, SampleConfig
 from luffy.config.data import DataConfig
 from luffy.config.environment import EnvironmentConfig
 from luffy.config.evaluation import DecodingConfig, EvaluationConfig
 from luffy.config.execution import ExecutionConfig, TrackingConfig
 from luffy.config.grading import GradingConfig
-from luffy.config.settings import DifficultySettings, EvaluateSettings, SampleSettings, SynthesizeSettings
+from luffy.config.settings import DifficultySettings, EvaluateSettings, SampleSettings
 from luffy.data.parquet import write_prompts
 from luffy.pipeline.events import Event, EventReader, EventWriter
 from luffy.pipeline.identity import IdentityRecord, identity_of, write_identity
@@ -128,14 +128,14 @@ def teaching(
     suites: Sequence[str] = ("longer", "base"),
     seed: int = 7,
     environment: EnvironmentConfig | None = None,
-    **synthesize: object,
-) -> SynthesizeSettings:
-    """These teachers; `data` and `synthesize` have other fields of those sections."""
+    **sample: object,
+) -> SampleSettings:
+    """These teachers; `data` and `sample` have other fields of those sections."""
     source = {"kind": "arithmetic", "num_prompts": 1, "num_operations": (1,)}
     limits = {"suites": dict.fromkeys(suites, source), "max_prompt_tokens": 64, "max_trace_tokens": 40, **(data or {})}
-    return SynthesizeSettings(
+    return SampleSettings(
         seed=seed,
-        synthesize=SynthesizeConfig.model_validate({"teachers": teachers, **synthesize}),
+        sample=SampleConfig.model_validate({"teachers": teachers, **sample}),
         data=DataConfig.model_validate(limits),
         grading=GradingConfig(),
         environment=environment,

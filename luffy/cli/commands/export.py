@@ -26,7 +26,7 @@ _MODEL = "model"
 _CARD = "README.md"
 _EXPERIMENT = "experiment.yaml"
 _TRACED_FILES = ("train.parquet", "sampled.parquet")
-"""Prompts with their traces, in the result of prepare_data or synthesize, and of sample."""
+"""Prompts with their traces, in the result of prepare_data or of sample with teachers, and of sample by the policy."""
 
 
 def export(

@@ -27,7 +27,7 @@ SHARED_NODES = ("prepare_data", "base", "evaluate_base")
 """The stages that all runs of a comparison have in common."""
 SEEDED = ("sample.seed", "sft.seed", "rl.seed")
 _BUDGETED = ("rl.steps", "sft.steps", "sft.epochs")
-_SHARED = ("data", "model", "base", "evaluation", "grading", "synthesize", "difficulty")
+_SHARED = ("data", "model", "base", "evaluation", "grading", "difficulty")
 _NAMED = ("name", "chain", "method", "stages")
 _REASONS = {
     **dict.fromkeys(_BUDGETED, "it would change the budget; set the budget of the comparison"),

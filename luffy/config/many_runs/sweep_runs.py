@@ -198,7 +198,8 @@ class Sweep:
         if is_try:
             assert select is not None
             evaluation, name = _evaluation_of_try(config, select), f"{config.name}.try{each.point.number}.{seed}"
-        sections = {"sample": config.sample, "sft": config.sft, "rl": config.rl}
+        # Teachers, who may be paid, are asked once for all seeds.
+        sections = {"sample": None if config.teachers else config.sample, "sft": config.sft, "rl": config.rl}
         seeded = {key: part.model_copy(update={"seed": seed}) for key, part in sections.items() if part is not None}
         return SweepRun(
             cell=cell,

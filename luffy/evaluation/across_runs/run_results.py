@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 
 from luffy.config.many_runs.sweep_design import GridPoint
 from luffy.config.many_runs.sweep_runs import Sweep, SweepRun
-from luffy.data.pass_rates import CARD_FILE, SampleCard, read_card
+from luffy.data.answer_cards import CARD_FILE, SampleCard, read_card
 from luffy.errors import DataError, LuffyError, first_line
 from luffy.evaluation.results import CheckpointScores, read_scores
 from luffy.files import replacing
@@ -149,7 +149,8 @@ def arm_results(name: str, point: GridPoint, outcomes: Mapping[int, RunOutcome])
 
 def read_run(run: SweepRun, stages: Mapping[str, Path]) -> RunResult:
     """A finished run, whose stages lie in the directories `stages`; raises LuffyError where a file is missing."""
-    trained = {name: directory for name, directory in stages.items() if _kind(name) in _COSTLY}
+    # The policy samples in numbered rounds; what teachers write is no cost of the run's.
+    trained = {name: path for name, path in stages.items() if _kind(name) in _COSTLY and name != "sample"}
     spent = [_costs(_kind(name), directory) for name, directory in trained.items()]
     logged = {
         name: read_metrics(directory / METRICS_FILE) for name, directory in trained.items() if _kind(name) != "sample"

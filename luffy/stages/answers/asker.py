@@ -14,13 +14,15 @@ from collections.abc import Generator as Iterating
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from dataclasses import KW_ONLY, dataclass, field, replace
-from typing import Protocol, TypeAlias, TypeVar
+from pathlib import Path
+from typing import TypeAlias, TypeVar
 
 from transformers import PreTrainedTokenizerBase
 
 from luffy.config.environment import EpisodeLimits
 from luffy.config.evaluation import EvaluationConfig
 from luffy.config.grading import GradingConfig
+from luffy.config.model import DType
 from luffy.config.settings import DifficultySettings, EvaluateSettings, SampleSettings
 from luffy.data.templates import load_tokenizer
 from luffy.environments.limits import FailedShare
@@ -36,7 +38,7 @@ from luffy.stop_request import check_stop_request
 from luffy.types import Outcome
 
 Keep: TypeAlias = Callable[[SampleRequest, ModelAnswer], ModelAnswer | None]
-"""What of an answer is stored; None: nothing, the client does it."""
+"""What of an answer is stored; None: nothing."""
 Progress: TypeAlias = Callable[[Sequence[ModelAnswer]], None]
 """Called with each graded batch."""
 _Settings: TypeAlias = EvaluateSettings | SampleSettings | DifficultySettings
@@ -45,23 +47,6 @@ _Result = TypeVar("_Result")
 _WAITING_CALLS = 2
 """Calls of the model that are requested at the same time, for each that can run: with one more, no engine waits for the
 batches before it to be graded."""
-
-
-class Budget(Protocol):
-    """Decides, question by question, whether it may be asked."""
-
-    @property
-    def may_be_spent(self) -> bool:
-        """Whether the questions under way could spend it: the next one waits for their answers."""
-        ...
-
-    def admit(self, sample: SampleRequest, known: ModelAnswer | None) -> bool:
-        """Whether the next question may be asked, or its `known` answer be used; if so, it is counted."""
-        ...
-
-    def settle(self, sample: SampleRequest, answer: ModelAnswer) -> None:
-        """The answer to an admitted question has come."""
-        ...
 
 
 @dataclass(slots=True)
@@ -73,8 +58,7 @@ class Asker:
     """
 
     client: ModelClient
-    grader: GraderPool | None
-    """None: answers are stored as they are."""
+    grader: GraderPool
     batch_size: int
     """Answers are generated so many at a time, and graded while the next batch is generated."""
     _: KW_ONLY
@@ -89,46 +73,31 @@ class Asker:
     failures: dict[tuple[str, str], FailedShare] = field(default_factory=dict, init=False)
     """By suite and decoding."""
 
-    def ask(
-        self, requests: Iterable[Questions], store: AnswerStore, progress: Progress, budget: Budget | None = None
-    ) -> None:
+    def ask(self, requests: Iterable[Questions], store: AnswerStore, progress: Progress) -> None:
         """Add the answers that the store lacks, batch by batch; only these go to `progress`.
 
-        If the engine fails, everything that it generated before is stored. A request ends where the budget does; a
-        budget needs one call at a time, and no grader.
+        If the engine fails, everything that it generated before is stored.
         """
-        batches = (batch for request in requests for batch in self._left(request, store, budget))
+        batches = (batch for request in requests for batch in self._left(request, store))
         threads = 0 if self.calls_at_once == 1 else self.calls_at_once
         with (
             closing(in_order(self._generate, batches, threads, _WAITING_CALLS * threads)) as generated,
-            closing(in_order(self._graded, generated, 0 if self.grader is None else 1, ahead=1)) as results,
+            closing(in_order(self._graded, generated, 1, ahead=1)) as results,
         ):
             for (batch, _), answers in results:
                 kept = zip(batch.samples, map(self.keep, batch.samples, answers), strict=True)
                 store.add((sample.key, answer) for sample, answer in kept if answer is not None)
-                if budget is not None:
-                    for sample, answer in zip(batch.samples, answers, strict=True):
-                        budget.settle(sample, answer)
                 progress(answers)
 
-    def _left(self, request: Questions, store: AnswerStore, budget: Budget | None) -> Iterator[Questions]:
-        samples, batch = request.samples, list[SampleRequest]()
-        if budget is None:  # prompts of similar length share a batch, to save padding
-            samples = sorted(samples, key=lambda sample: len(sample.rendered.ids) or len(sample.rendered.text))
+    def _left(self, request: Questions, store: AnswerStore) -> Iterator[Questions]:
+        # Prompts of similar length share a batch, to save padding.
+        samples = sorted(request.samples, key=lambda sample: len(sample.rendered.ids) or len(sample.rendered.text))
         if self.limits is not None:
             known = [store[sample.key].has_failed for sample in samples if sample.key in store]
             self._count_failures(request, known)
-        for sample in samples:
-            if batch and (len(batch) == self.batch_size or (budget is not None and budget.may_be_spent)):
-                yield replace(request, samples=batch)
-                batch = []
-            is_known = sample.key in store
-            if budget is not None and not budget.admit(sample, store[sample.key] if is_known else None):
-                break
-            if not is_known:
-                batch.append(sample)
-        if batch:
-            yield replace(request, samples=batch)
+        left = [sample for sample in samples if sample.key not in store]
+        for start in range(0, len(left), self.batch_size):
+            yield replace(request, samples=left[start : start + self.batch_size])
 
     def _generate(self, batch: Questions) -> Iterable[ModelAnswer]:
         if not self.finishes:
@@ -138,8 +107,6 @@ class Asker:
     def _graded(self, generated: tuple[Questions, Iterable[ModelAnswer]]) -> list[ModelAnswer]:
         batch, answers = generated[0], list(generated[1])
         self._count_failures(batch, [answer.has_failed for answer in answers])
-        if self.grader is None:
-            return answers
         return graded(self.grader, batch, answers)
 
     def _count_failures(self, request: Questions, failed: Sequence[bool]) -> None:
@@ -171,19 +138,24 @@ def open_asker(
     policy: PreTrainedTokenizerBase | None = None,
     keep: Keep = lambda sample, answer: answer,
     progress: "ResponseProgress | None" = None,
+    *,
+    folder: Path | None = None,
+    dtype: DType | None = None,
+    tokenizer: PreTrainedTokenizerBase | None = None,
 ) -> Iterator[tuple[Asker, Generator]]:
-    """An asker of the stage's model, by the engine of that name, and the opened engine.
+    """An asker of a model, by the engine of that name, and the opened engine.
 
     `longest` is the largest number of tokens of a prompt with its response, `num_responses` what is left to sample;
-    `policy` as in `open_client`. `progress` hears of vLLM's single turns while a call runs.
+    `policy` as in `open_client`. `progress` hears of vLLM's single turns while a call runs. The model is the one that
+    the stage reads, unless another `folder`, with its `dtype` and `tokenizer`, is given.
     """
-    model, environment = context.inputs["model"] / "model", settings.environment
+    model, environment = folder or context.inputs["model"] / "model", settings.environment
     evaluation = settings.evaluation if isinstance(settings, EvaluateSettings) else None
-    generator = open_generator(engine, model, settings.dtype, longest, num_responses, context)
+    generator = open_generator(engine, model, dtype or settings.dtype, longest, num_responses, context)
     with closing(generator.engine), open_graders(settings.grading, context, evaluation) as (grader, judges):
         if progress is not None and environment is None and isinstance(generator.engine, VLLMEngine):
             generator.engine.watch = progress.heard
-        client_of = open_client(environment, load_tokenizer(model), generator.lanes, judges, policy)
+        client_of = open_client(environment, tokenizer or load_tokenizer(model), generator.lanes, judges, policy)
         asker = Asker(
             client_of(generator.engine),
             grader,

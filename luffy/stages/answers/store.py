@@ -49,8 +49,7 @@ class ModelAnswer:
     reply: str | None = None
     """The last turn of an episode, which is graded; None: the text is a single turn."""
     turns: tuple[Message, ...] = ()
-    """The conversation of an episode after its prompt, where traces are made of the answers. For a single turn of a
-    paid episode: what the environment wrote before it."""
+    """The conversation of an episode after its prompt, where traces are made of the answers."""
     measures: Mapping[str, float] = field(default_factory=dict)
     """Counts of an episode."""
     logprobs: tuple[float, ...] | None = None
@@ -67,6 +66,8 @@ class ModelAnswer:
     def graded_text(self) -> str:
         """What graders read."""
         text = self.text if self.reply is None else self.reply
+        if self.reply is None and self.turns:
+            text = self.turns[-1].content
         assert text is not None
         return text
 
@@ -79,6 +80,11 @@ class ModelAnswer:
     def has_failed(self) -> bool:
         """Whether the environment failed, so that there is nothing to grade."""
         return self.finish_reason is FinishReason.ENVIRONMENT_ERROR
+
+    @property
+    def is_missing(self) -> bool:
+        """Whether it stands for an answer that did not come. Asked again, it may."""
+        return self.finish_reason in _MISSING
 
 
 _Place: TypeAlias = tuple[int, int]
@@ -188,7 +194,7 @@ class AnswerStore:
                 _write(self._file, line)
                 places[key] = end, len(line)
                 end += len(line)
-                authors |= set() if _is_missing(answer) else {author}
+                authors |= set() if answer.is_missing else {author}
             if places:
                 _write(self._file, b"\n")
                 os.fsync(self._file.fileno())
@@ -203,11 +209,6 @@ class AnswerStore:
         self._places |= places
         self._authors |= authors
         return len(places)
-
-
-def _is_missing(answer: ModelAnswer) -> bool:
-    """Whether it stands for an answer that did not come. Asked again, it may."""
-    return answer.finish_reason in _MISSING
 
 
 def _write(file: Any, data: bytes) -> None:
@@ -231,7 +232,7 @@ def _commits(file: BinaryIO) -> Iterator[tuple[int, _Lines]]:
             key, author, answer = _parsed(line)
         except (ValueError, LookupError, TypeError, AttributeError):
             return
-        waiting.append((key, author, _is_missing(answer), answer.grade is not None, (start, len(line))))
+        waiting.append((key, author, answer.is_missing, answer.grade is not None, (start, len(line))))
 
 
 def _read(file: Any, place: _Place) -> tuple[str, ModelAnswer]:

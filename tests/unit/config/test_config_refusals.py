@@ -50,7 +50,7 @@ JUDGE = "grading.kind={kind: judge, url: 'http://h/v1', model: m, "
 
 
 def taught(more: str = "", options: str = "") -> str:
-    return f"synthesize={{teachers: {{r1: {{endpoint: {{name: m}}, max_response_tokens: 8{more}}}}}{options}}}"
+    return f"sample={{teachers: {{r1: {{endpoint: {{name: m}}, max_response_tokens: 8{more}}}}}{options}}}"
 
 
 def box(more: str) -> str:
@@ -259,7 +259,7 @@ REFUSED = {
         ("request.temperature: null .. 1 .. evaluation.decodings.greedy sets 0.0", *ASKED,
          "model.endpoint.request.temperature=null"),
     ]),
-    "synthesize": (SMOKE, [
+    "teachers": (SMOKE, [
         ("execution.teachers.r1.urls: missing", taught()),
         ("execution.teachers: r2 .. there are: r1", taught(), AT.replace("r1", "r2")),
         ("execution.teachers: r2 .. there are: none", AT.replace("r1", "r2")),
@@ -268,10 +268,15 @@ REFUSED = {
         ("budget.max_cost: teachers.r1.price is missing", taught(options=", budget: {max_cost: 1.0}"), AT),
         ("max_per_prompt 9 .. num_samples 4", taught(options=", keep: {max_per_prompt: 9}"), AT),
         ("teachers.r1: temperature 0 .. num_samples: 1", taught(", temperature: 0.0"), AT),
-        ("synthesize.rewrite .. environment", taught(), AT, "synthesize={prompts: all, rewrite: {}}",
+        ("sample.rewrite .. environment", taught(), AT, "sample={prompts: all, rewrite: {}}",
          "environment={kind: guess_number}"),
-        ("synthesize.teachers", "synthesize={teachers: {}}"),
-        ("synthesize: missing", f"{STAGES}synthesize]", "chain=null", "method=null"),
+        ("budget, rewrite has no effect without teachers", "sample={budget: {max_tokens: 9}, rewrite: {}}"),
+        ("num_samples, stop has no effect beside teachers", taught(options=", num_samples: 2, stop: [x]"), AT),
+        ("expert_iteration.rounds 3 .. sample.teachers", ITERATED, taught(), AT),
+        ("sample: missing", f"{STAGES}sample]", "chain=null", "method=null"),
+        ("synthesize: is gone .. sample.teachers", "synthesize={prompts: all}"),
+        ("synthesis: is gone .. sample.teachers", "synthesis={prompts: all}"),
+        ("synthesize is gone .. sample.teachers", f"{STAGES}synthesize]", "chain=null", "method=null"),
     ]),
 }
 # fmt: on
@@ -287,7 +292,7 @@ def test_what_cannot_be_meant_is_one_line(file: Path, overrides: list[str], name
 OUT_OF_BOUNDS = (
     "difficulty.max_pass_rate=1.5 difficulty.temperature=0 expert_iteration.rounds=0 rl.stop=[''] "
     "evaluation.decodings.sampled.num_samples=0 evaluation.decodings.sampled.top_p=0.0 evaluation.only=[] "
-    "evaluation.suites.longer.num_samples=0 evaluation.suites.longer.stop=[''] synthesize.budget.max_tokens=0 "
+    "evaluation.suites.longer.num_samples=0 evaluation.suites.longer.stop=[''] sample.budget.max_tokens=0 "
     "model.lora.rank=0 model.lora.alpha=0 model.lora.dropout=1.0 model.lora.targets=[] "
 )
 

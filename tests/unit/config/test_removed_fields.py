@@ -6,7 +6,7 @@ from luffy.config.fields import all_fields
 from luffy.config.removed import REMOVED, removed_field, without_removed
 from luffy.config.yaml_source import Value
 
-KEPT = {"evaluation": {"engine": "openai"}, "synthesize": {"budget": {"max_tokens": 9}}}
+KEPT = {"evaluation": {"engine": "openai"}, "sample": {"budget": {"max_tokens": 9}}}
 
 
 @pytest.mark.parametrize(
@@ -21,6 +21,8 @@ KEPT = {"evaluation": {"engine": "openai"}, "synthesize": {"budget": {"max_token
             {"execution": {"teachers": {"a": {}}}},
         ),
         (KEPT, True, KEPT),
+        ({"synthesize": None, "seed": 1}, False, {"seed": 1}),
+        ({"synthesize": {"teachers": {}}, "stages": ["base", "synthesize"]}, True, {"stages": ["base"]}),
         ([{"log_level": "debug"}, 3], True, [{}, 3]),
     ],
 )

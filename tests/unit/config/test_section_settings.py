@@ -23,7 +23,7 @@ from luffy.pipeline.identity import identifying, identity_of
 RL = ("chain=rl", "method=luffy")
 URL = "http://one:8000/v1"
 TEACHERS = (
-    "synthesize={teachers: {r1: {endpoint: {name: m}, max_response_tokens: 8}}}",
+    "sample={teachers: {r1: {endpoint: {name: m}, max_response_tokens: 8}}}",
     "execution.teachers={r1: {urls: ['http://h:1/v1']}}",
 )
 VALIDATED = "rl.validation={every: 2, suites: [longer]}"
@@ -99,13 +99,13 @@ def adapters(*overrides: str) -> list[LoRAConfig | None]:
 def sft_examples(*overrides: str) -> list[object]:
     """Chosen once their traces are there."""
     found = nodes(*TEACHERS, *overrides)
-    return [found[name].settings.data.sft.unique_train_examples for name in ("prepare_data", "synthesize")]
+    return [found[name].settings.data.sft.unique_train_examples for name in ("prepare_data", "sample")]
 
 
 BY_RL = ("difficulty={}", "rl.temperature=0.7", 'rl.stop=["</answer>"]')
 OF_RL = {"temperature": 0.7, "max_response_tokens": 64, "stop": ("</answer>",)}
 OWN = {"temperature": 1.2, "max_response_tokens": 32, "engine": "transformers", "stop": []}
-ALONE = ["prepare_data", "base", "synthesize"]
+ALONE = ["prepare_data", "base", "sample"]
 MEASURED = ["prepare_data", "base", "difficulty"]
 POOLS = "rl.sampling={kind: pools}"
 MOVING = "rl.sampling={kind: pools, hard_at_most: {kind: linear, start: 0.1, end: 0.3}}"
@@ -128,6 +128,8 @@ MOVING = "rl.sampling={kind: pools, hard_at_most: {kind: linear, start: 0.1, end
         (stages, RL, ["prepare_data", "base", "rl"]),
         (stages, ["difficulty={}", "chain=sft"], ["prepare_data", "base", "sft"]),
         (stages, [*TEACHERS, "difficulty={policy: sft}"], [*ALONE, "sft", "difficulty", "rl"]),
+        (stages, [*TEACHERS, "difficulty={}"], [*ALONE, "difficulty", "sft", "rl"]),
+        (sample, TEACHERS, None),
         (stages, [*TEACHERS, "chain=null", "method=null", f"stages={ALONE}"], ALONE),
         (updates, ["rl.prompts_per_step=8", "rl.prompts_per_update=2", "rl.passes=3"], (4, 12)),
         (depends_on_length, [], False),
@@ -145,11 +147,11 @@ def test_sections_come_to(read: Callable, overrides: list[str], expected: object
     assert read(*overrides) == expected
 
 
-def test_what_learns_reads_the_synthesized_traces_and_the_rest_the_prepared_data() -> None:
+def test_what_learns_reads_the_traces_of_teachers_and_the_rest_the_prepared_data() -> None:
     found = {name: dict(node.inputs) for name, node in nodes(*TEACHERS, "difficulty={policy: sft}").items()}
-    assert found["synthesize"] == {"data": "prepare_data"}
-    assert (found["sft"]["data"], found["difficulty"]["data"]) == ("synthesize", "synthesize")
-    assert nodes(*TEACHERS)["rl"].inputs["data"] == "synthesize"
+    assert found["sample"] == {"data": "prepare_data"}
+    assert (found["sft"]["data"], found["difficulty"]["data"]) == ("sample", "sample")
+    assert nodes(*TEACHERS)["rl"].inputs["data"] == "sample"
     assert {found[name]["data"] for name in found if name.startswith(("base", "evaluate"))} == {"prepare_data"}
 
 

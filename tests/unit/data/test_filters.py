@@ -27,10 +27,7 @@ from luffy.config.grading import (
     StrictMathGrader,
 )
 from luffy.config.shipped import template_file
-from luffy.data.kept_answers import farthest_first, kept_traces, may_be_kept
-from luffy.data.overlap import NUM_HASHES, BenchmarkIndex, Hit, near_duplicate_clusters, signature, similarity, words
-from luffy.data.parquet import read_prompts, write_prompts
-from luffy.data.pass_rates import (
+from luffy.data.answer_cards import (
     DifficultyCard,
     Fit,
     PassRate,
@@ -40,6 +37,9 @@ from luffy.data.pass_rates import (
     read_card,
     write_pass_rates,
 )
+from luffy.data.kept_answers import farthest_first, is_text, kept_traces
+from luffy.data.overlap import NUM_HASHES, BenchmarkIndex, Hit, near_duplicate_clusters, signature, similarity, words
+from luffy.data.parquet import read_prompts, write_prompts
 from luffy.data.row_filters import (
     FilteredRow,
     Rejection,
@@ -54,7 +54,7 @@ from luffy.data.schema import problem_text, prompt_uid
 from luffy.data.tokenizer import build_tokenizer, texts_of
 from luffy.errors import LostError
 from luffy.grading.pool import GraderPool
-from luffy.types import FinishReason, Message, Outcome, Prompt, Trace
+from luffy.types import Message, Outcome, Prompt, Trace
 
 TOKENIZER = build_tokenizer(["0123456789 +=<>|eos\\boxed{}ntw"])
 RULES, LOOSE = Rules(max_prompt_tokens=12, max_trace_tokens=12), Rules(max_prompt_tokens=999, max_trace_tokens=999)
@@ -329,18 +329,8 @@ def answer(text: str, num_tokens: int = 5) -> Trace:
     return Trace(text, "policy", verified=True, num_tokens=num_tokens)
 
 
-@pytest.mark.parametrize(
-    ("text", "outcome", "reason", "expected"),
-    [
-        ("right", Outcome.CORRECT, FinishReason.STOP, True),
-        ("w", Outcome.WRONG, FinishReason.STOP, False),
-        ("cut", Outcome.CORRECT, FinishReason.LENGTH, False),
-        ("  ", Outcome.CORRECT, FinishReason.STOP, False),
-        ("\\boxed{2} \ufffd", Outcome.CORRECT, FinishReason.STOP, False),
-    ],
-)
-def test_only_correct_text_that_ended_by_itself_may_be_kept(text, outcome, reason, expected):
-    assert may_be_kept(text, outcome, reason) is expected
+def test_neither_blanks_nor_undecodable_bytes_are_text():
+    assert [is_text(each) for each in ("right", "  ", "\\boxed{2} \ufffd")] == [True, False, False]
 
 
 NEAR, FAR = "first add 3 and 4 to get 7", "the result is simply seven"

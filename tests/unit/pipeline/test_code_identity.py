@@ -18,7 +18,7 @@ from luffy.pipeline.identity import FRAME, PACKAGE, code_identity
 
 NOT_THE_RESULT = dict.fromkeys(
     # summary.html or card.md, which no stage reads
-    ("evaluate", "sweep", "synthesize", "difficulty", "sample"),
+    ("evaluate", "sweep", "difficulty", "sample"),
     ("report", "config/many_runs", "evaluation", "tracking"),
 )
 """Rooms that a program imports and that change none of its numbers."""
@@ -103,7 +103,7 @@ def test_what_answers_depend_on_lies_in_the_rooms_of_their_digest():
 
 
 EVERY = set(STAGE_KINDS)
-ASKING = {"synthesize", "difficulty", "sample", "evaluate", "sweep"}
+ASKING = {"difficulty", "sample", "evaluate", "sweep"}
 STAGES_OF = {
     **dict.fromkeys(("*", "config/*", "data"), EVERY),
     **dict.fromkeys(("environments", "grading"), EVERY - {"base", "sft"}),
@@ -117,9 +117,9 @@ STAGES_OF = {
     "rollout": EVERY - {"sft", "report"},
     "stages/answers": ASKING,
     "stages/evaluate.py": {"evaluate", "sweep"},
-    "stages/sample.py": {"difficulty", "sample"},
-    "stages/synthesis": {"synthesize"},
-    "tracking": EVERY - {"prepare_data", "synthesize"},
+    "stages/policy_answers.py": {"difficulty", "sample"},
+    "stages/sample.py": {"sample"},
+    "tracking": EVERY - {"prepare_data"},
     "training": EVERY - {"prepare_data", "evaluate", "report"},
     **dict.fromkeys(("pipeline", "api", "cli", "flows", "tasks"), frozenset()),
 }

@@ -45,7 +45,7 @@ from luffy.evaluation.sample_files import SAMPLES_FILE, read_samples_of
 from luffy.grading.request import Grade
 from luffy.pipeline.reuse import COMPLETE_FILE
 from luffy.rollout.transformers_engine import TransformersEngine
-from luffy.stages import base, difficulty, evaluate, sample, sweep, synthesize
+from luffy.stages import base, difficulty, evaluate, sample, sweep
 from luffy.stages.answers.clients import sample_key
 from luffy.stages.answers.store import AnswerStore, ModelAnswer
 from luffy.stages.evaluate import OUTPUTS
@@ -88,9 +88,9 @@ STAGES = {
     "sweep": Asking(sweep.run, sweeping, tuple(f"step_{n:06d}/{name}" for n in STEPS for name in OUTPUTS), models=2),
     "difficulty": Asking(difficulty.run, partial(measuring, **EVERY_RATE), ("train.parquet", *RATES)),
     "sample": Asking(sample.run, sampling, ("sampled.parquet", *RATES)),
-    "synthesize": Asking(synthesize.run, partial(taught_by, {"path": "model"}), TAUGHT),
-    "synthesize, served": Asking(synthesize.run, partial(taught_by, SERVED), TAUGHT),
-    "synthesize, rewriting, served": Asking(synthesize.run, partial(taught_by, SERVED, rewrite={}), TAUGHT),
+    "sample, taught": Asking(sample.run, partial(taught_by, {"path": "model"}), TAUGHT),
+    "sample, taught, served": Asking(sample.run, partial(taught_by, SERVED), TAUGHT),
+    "sample, rewriting, served": Asking(sample.run, partial(taught_by, SERVED, rewrite={}), TAUGHT),
 }
 
 
@@ -236,13 +236,13 @@ def test_a_question_depends_on_seed_prompt_and_sample_alone(tmp_path, inputs, fe
         *((name, ClusterError, 8) for name in ("evaluate", "sweep", "difficulty", "sample")),
         *((name, KeyboardInterrupt, 4) for name in ("evaluate", "sweep", "difficulty", "sample")),
         # Its answers are graded once all of them are there; its first two batches are the first samples of all prompts.
-        ("synthesize", ClusterError, 6),
-        ("synthesize", KeyboardInterrupt, 6),
+        ("sample, taught", ClusterError, 6),
+        ("sample, taught", KeyboardInterrupt, 6),
         # Each answer is saved as it comes: until the connection breaks, or the account is empty.
         ("evaluate, served", LostError, 9),
         ("evaluate, served", ConfigError, 9),
-        ("synthesize, served", ConfigError, 9),
-        ("synthesize, rewriting, served", ConfigError, 9),
+        ("sample, taught, served", ConfigError, 9),
+        ("sample, rewriting, served", ConfigError, 9),
     ],
 )
 def test_what_ended_early_asks_for_the_rest_alone_and_ends_with_the_same_bytes(
@@ -261,7 +261,8 @@ def test_what_ended_early_asks_for_the_rest_alone_and_ends_with_the_same_bytes(
     assert are_equal(name, out, folder)
     assert attempt(name, out, inputs).asked == []
     assert are_equal(name, out, folder)
-    assert not [*out.glob("**/answers.jsonl")] or name in ("difficulty", "sample"), "evaluations keep them in samples"
+    keeps_samples = name.startswith(("evaluate", "sweep"))
+    assert not (keeps_samples and [*out.glob("**/answers.jsonl")])
 
 
 @pytest.mark.parametrize(
@@ -271,7 +272,7 @@ def test_what_ended_early_asks_for_the_rest_alone_and_ends_with_the_same_bytes(
         ("sweep", ("suite longer: 4 of 4", "max_response_tokens")),
         ("difficulty", ("6 of 6", "data.max_prompt_tokens", "difficulty.max_response_tokens")),
         ("sample", ("6 of 6", "data.max_prompt_tokens", "sample.max_response_tokens")),
-        ("synthesize", ("synthesize.teachers.own", "45", "48", "max_response_tokens")),
+        ("sample, taught", ("6 of 6", "sample.teachers.own.max_response_tokens")),
     ],
 )
 def test_prompts_that_leave_no_room_are_refused_before_anything_is_asked(tmp_path, inputs, monkeypatch, name, named):
@@ -304,7 +305,7 @@ WARM = {"warm": DecodingConfig(temperature=0.5), **evaluating().evaluation.decod
         ("difficulty", {"max_response_tokens": 15}, 24),
         ("sample", {"keep": {"choose": "shortest", "max_per_prompt": 1}}, 0),
         ("sample", {"temperature": 0.5}, 24),
-        ("synthesize, served", {"num_samples": 1}, 0),
+        ("sample, taught, served", {"num_samples": 1}, 0),
     ],
 )
 def test_what_would_be_drawn_as_before_is_only_graded(tmp_path, inputs, whole, name, changes, asked):

@@ -11,8 +11,8 @@ from synthetic.answered_stage import measuring, number_in, progress_of, sampling
 from synthetic.arithmetic import ScriptedEngine, problems, tiny_tokenizer
 
 from luffy.config.environment import GuessNumberEnvironment
+from luffy.data.answer_cards import SampleCard, read_card
 from luffy.data.parquet import read_prompts, write_prompts
-from luffy.data.pass_rates import SampleCard, read_card
 from luffy.data.templates import decode
 from luffy.errors import DataError
 from luffy.rollout.engine import Completion, RolloutRequest, SamplingParams

@@ -14,11 +14,20 @@ from synthetic.pages import stands_alone
 from luffy.config import ExperimentConfig, load_experiment
 from luffy.config.answers import DifficultyConfig, SampleConfig
 from luffy.config.settings import ReportSettings
-from luffy.data.pass_rates import KeptCount, PassRate, card_json, difficulty_card, fit_of, sample_card, summarise_rates
-from luffy.data.synthesis_card import SynthesisCard, TeacherCard
+from luffy.data.answer_cards import (
+    KeptCount,
+    PassRate,
+    TaughtCard,
+    TeacherCard,
+    card_json,
+    difficulty_card,
+    fit_of,
+    sample_card,
+    summarise_rates,
+)
 from luffy.errors import LuffyError
 from luffy.pipeline.manifest import finished_manifest, write_manifest
-from luffy.report.cards import card_markdown, difficulty_section, synthesis_section
+from luffy.report.cards import card_markdown, difficulty_section, taught_section
 from luffy.report.chain_page import FinishedChain, chain_page, difference_table, read_chain
 from luffy.report.page import Page, markdown
 from luffy.stages import report as stage
@@ -167,7 +176,7 @@ TEACHER = TeacherCard(
     answers=18, correct=9, solved=7, outcomes={"correct": 9, "failed": 2, "wrong": 9},
     rejected={}, traces=6, with_logprobs=0, prompt_tokens=1000, num_tokens=2000, cost=1.25, not_asked=4,
 )  # fmt: skip
-TAUGHT = SynthesisCard(
+TAUGHT = TaughtCard(
     prompts=12, asked_about=12, given=6, without=("p1",), never_asked=(), train_rows=12, sft_rows=6,
     max_tokens=None, max_cost=None, teachers={"big": TEACHER},
 )  # fmt: skip
@@ -178,8 +187,8 @@ SHOWN = "12 | 20 | 18 | 50.0 | 7 | correct 9, failed 2, wrong 9 | – | 6 | 0 | 
     ("difficulty", {"num_samples": 4}, CHOSEN, difficulty_section(CHOSEN), "Difficulty",
      [f"| base | {ASKED} | 0 to 0.9 | 4 of 5 | 0 of 5 | 1 of 5 |", "| sums | 4 | 4 | 37.5 |",
       "| (unnamed) | 1 | 0 | 100.0 |"]),
-    ("synthesize", {"teachers": {"big": {"path": "org/big", "max_response_tokens": 64}}}, TAUGHT,
-     synthesis_section(TAUGHT), "teachers wrote",
+    ("sample", {"teachers": {"big": {"path": "org/big", "max_response_tokens": 64}}}, TAUGHT,
+     taught_section(TAUGHT), "teachers wrote",
      [f"| big | org/big | temperature 1, top_p 1, at most 64 tokens | {SHOWN} |"]),
 ])  # fmt: skip
 def test_which_prompts_rl_was_given_and_what_teachers_answered_is_shown_where_the_chain_has_it(

@@ -1,10 +1,10 @@
-"""How a policy answers the training prompts: pass rates, and the cards of the stages `difficulty` and `sample`.
+"""How models answer the training prompts: pass rates, and the cards of the stages `difficulty` and `sample`.
 
     rates = [PassRate("a1", outcomes={"correct": 3, "wrong": 5}, num_tokens=312, num_truncated=0), ...]
     fits = [fit_of(rate, config) for rate in rates]         # which prompts are kept for RL
     write_pass_rates(path, rates, fits)
 
-The card of `sample` also says how many of the answers became traces.
+The cards of `sample` also say how many of the answers became traces.
 """
 
 import json
@@ -20,7 +20,6 @@ import pyarrow.parquet as pq
 from pydantic import TypeAdapter
 
 from luffy.config.answers import DifficultyConfig, SampleConfig
-from luffy.data.synthesis_card import SynthesisCard
 from luffy.files import replacing
 from luffy.types import Outcome, Prompt
 
@@ -228,7 +227,73 @@ def sample_card(policy: str, number: int, config: SampleConfig, rates: RateSumma
     )
 
 
-Card = TypeVar("Card", DifficultyCard, SampleCard, SynthesisCard)
+@dataclass(slots=True)
+class TeacherCard:
+    """One teacher's part, counted while its answers come."""
+
+    model: str
+    decoding: str
+    max_response_tokens: int
+    prompts: int
+    """Intended for it; `questions` were sent to it."""
+    questions: int = 0
+    answers: int = 0
+    """Answers with text or without, of any length; not those that failed."""
+    correct: int = 0
+    solved: int = 0
+    """Prompts with a correct answer."""
+    outcomes: dict[str, int] = field(default_factory=dict)
+    rejected: dict[str, int] = field(default_factory=dict)
+    """Correct answers that are no traces, by reason."""
+    traces: int = 0
+    with_logprobs: int = 0
+    """Traces with the teacher's log-probabilities."""
+    prompt_tokens: int = 0
+    num_tokens: int = 0
+    cost: float | None = None
+    """None: the teacher has no price."""
+    not_asked: int = 0
+    """Questions that the budget did not allow, at most."""
+
+    @property
+    def pass_rate(self) -> float:
+        """Correct answers among all answers; 0 without any."""
+        return self.correct / self.answers if self.answers else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class TaughtCard:
+    """All of `card.json` of a stage that teachers answered."""
+
+    prompts: int
+    """Training prompts, those included that lost all traces that they came with."""
+    asked_about: int
+    """Prompts intended for teachers; `given` got a trace."""
+    given: int
+    without: tuple[str, ...]
+    """Uids of prompts that were sent and have no trace: no answer was correct and usable."""
+    never_asked: tuple[str, ...]
+    """Uids of prompts that the budget did not reach."""
+    train_rows: int
+    sft_rows: int
+    max_tokens: int | None
+    max_cost: float | None
+    teachers: Mapping[str, TeacherCard]
+    origins: Mapping[str, int] = field(default_factory=dict)
+    """Traces of the training rows by origin (own, rewritten, expert); empty where the data was not rewritten."""
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(teacher.prompt_tokens + teacher.num_tokens for teacher in self.teachers.values())
+
+    @property
+    def cost(self) -> float | None:
+        """What all teachers cost; None where none has a price."""
+        costs = [teacher.cost for teacher in self.teachers.values() if teacher.cost is not None]
+        return sum(costs) if costs else None
+
+
+Card = TypeVar("Card", DifficultyCard, SampleCard, TaughtCard)
 
 
 def card_json(card: Card) -> str:

@@ -1,4 +1,4 @@
-"""The stage `synthesize` with an endpoint that answers as told: what is asked, kept, counted, limited and refused.
+"""The stage `sample` with teachers, whose endpoint answers as told: what is asked, kept, counted, limited, refused.
 
 What it shares with other stages that ask is in `test_answering`.
 """
@@ -11,31 +11,27 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from pydantic import ValidationError
 from support.refusals import refused
 from support.stages import CONFIGS
-from synthetic.answered_stage import number_in, stage_context, teaching
+from synthetic.answered_stage import contents, number_in, stage_context, teaching
 from synthetic.arithmetic import ScriptedEngine, problems, tiny_tokenizer
 from synthetic.endpoint import CHAT, Answer, Endpoint, Reply, completion, mortal, refusal
 from synthetic.stage_jobs import write_wide_model
 
 from luffy.config import load_experiment
-from luffy.config.answers import PriceConfig, SpendingLimit, SynthesizeConfig
+from luffy.config.answers import PriceConfig, SampleConfig, SpendingLimit
 from luffy.config.execution import ExecutionConfig, ServerConfig
-from luffy.config.settings import SynthesizeSettings
+from luffy.config.settings import SampleSettings
+from luffy.data.answer_cards import TaughtCard, read_card
 from luffy.data.parquet import read_prompts, write_prompts
-from luffy.data.pass_rates import read_card
-from luffy.data.synthesis_card import SynthesisCard
 from luffy.errors import LostError
 from luffy.pipeline.resources import find_resources
 from luffy.rollout.engine import Completion
 from luffy.rollout.transformers_engine import TransformersEngine
 from luffy.stages.program import StageResult
 from luffy.stages.rl_components import tokenize_tasks
-from luffy.stages.synthesis.ledger import Ledger, Usage
-from luffy.stages.synthesize import run
+from luffy.stages.sample import run
 from luffy.types import Message, Prompt, Trace
 
 pytestmark = pytest.mark.usefixtures("shared_graders")
@@ -76,7 +72,7 @@ def teacher(**changes: object) -> dict[str, object]:
 
 def settings(
     teachers: dict[str, dict] | None = None, data: dict[str, object] | None = None, **changes: object
-) -> SynthesizeSettings:
+) -> SampleSettings:
     return teaching(teachers or {"r1": teacher()}, data, ("test",), **changes)
 
 
@@ -84,8 +80,8 @@ def traces_in(out: Path, name: str = "train") -> dict[str, list[str]]:
     return {prompt.uid: [trace.author for trace in prompt.traces] for prompt in read_prompts(out / f"{name}.parquet")}
 
 
-def card_in(out: Path) -> SynthesisCard:
-    return read_card(out / "card.json", SynthesisCard)
+def card_in(out: Path) -> TaughtCard:
+    return read_card(out / "card.json", TaughtCard)
 
 
 class Bench:
@@ -111,21 +107,21 @@ class Bench:
         write_prompts(self.data / "rl_complement.parquet", complement)
 
     def run(
-        self, answer: Answer, config: SynthesizeSettings | None = None, out: str = "o", **server: object
+        self, answer: Answer, config: SampleSettings | None = None, out: str = "o", **server: object
     ) -> StageResult:
         """With one teacher, which answers so; `endpoint` then has what it was asked."""
         config = config or settings()
-        (name,) = config.synthesize.teachers
+        (name,) = config.sample.teachers
         with served(answer) as self.endpoint:
             return self.run_with(config, {name: self.endpoint.url}, out, **server)
 
     def run_with(
-        self, config: SynthesizeSettings, servers: dict[str, str], out: str = "o", **server: object
+        self, config: SampleSettings, servers: dict[str, str], out: str = "o", **server: object
     ) -> StageResult:
         limits = {"max_retries": 1, "request_timeout_s": 20.0, **server}
         teachers = {name: ServerConfig.model_validate({"urls": (url,), **limits}) for name, url in servers.items()}
         execution = ExecutionConfig(teachers=teachers, rollout_batch_size=4)
-        return run(config, stage_context("synthesize", self.root / out, {"data": self.data}, execution=execution))
+        return run(config, stage_context("sample", self.root / out, {"data": self.data}, execution=execution))
 
     @property
     def asked(self) -> list[int]:
@@ -168,7 +164,7 @@ def test_every_end_of_an_answer_is_an_outcome_and_the_rules_for_traces_hold_for_
     }
     bench.run(by_prompt(script), settings({"r1": teacher(num_samples=1)}), "ends/o")
     card = card_in(tmp_path / "ends" / "o")
-    assert card.teachers["r1"].outcomes == {"correct": 1, "empty": 1, "failed": 1, "refused": 2, "truncated": 1}
+    assert card.teachers["r1"].outcomes == {"correct": 1, "failed": 1, "no_answer": 1, "refused": 2, "truncated": 1}
     assert card.without == ("p2", "p3", "p4", "p5", "p6")
     (trace,) = read_prompts(tmp_path / "ends" / "o" / "train.parquet")[1].traces
     assert trace.text == "<think>\n1 +1=2\n</think>\n\n\\boxed{2}"
@@ -214,80 +210,61 @@ def test_an_endpoint_that_is_dead_never_counts_as_an_outcome(tmp_path, bench):
     assert card_in(tmp_path / "second").given == 6
 
 
+def test_what_was_paid_for_in_the_stage_of_an_earlier_version_is_not_paid_for_again(tmp_path, bench):
+    bench.run(by_prompt({3: wrong}), out="synthesize/key")
+    (tmp_path / "synthesize" / "key" / "answers.jsonl").unlink()
+    bench.run(right, out="sample/other")
+    assert bench.asked == []
+    assert contents(tmp_path / "sample" / "other", ["train.parquet"]) == contents(
+        tmp_path / "synthesize" / "key", ["train.parquet"]
+    )
+
+
 def test_requests_that_are_all_rejected_are_a_mistake_and_no_outcome(tmp_path, bench, monkeypatch):
     """From the first on, or from some moment on, whatever its batches."""
     with refused("top_p is not"):
         bench.run(lambda path, body: refusal(400, "top_p is not supported"))
     assert (tmp_path / "o" / "paid_answers.jsonl").read_bytes() == b""
-    monkeypatch.setattr("luffy.stages.synthesize._PAID_BATCH", 1)
-    monkeypatch.setattr("luffy.stages.synthesis.teachers._UNANSWERED_IN_A_ROW", 3)
+    monkeypatch.setattr("luffy.stages.sample._BATCHES", 1)
+    monkeypatch.setattr("luffy.stages.sample._MISSES", 2)
+    monkeypatch.setattr("luffy.stages.answers.paid._REJECTIONS", 1)
     with refused("no credit"):
         bench.run(mortal(2, right, refusal(400, "no credit")), concurrency=1)
     bench.run(right)
     assert card_in(tmp_path / "o").teachers["r1"].outcomes == {"correct": 6}
 
 
-def test_no_more_is_asked_than_the_budget_allows_however_many_are_asked_at_once(tmp_path, bench):
-    def run_with(name: str, answer: Answer, concurrency: int, **budget: float) -> tuple[SynthesisCard, list[int]]:
+def test_a_budget_is_looked_at_after_each_chunk_however_many_are_asked_at_once(tmp_path, bench, monkeypatch):
+    monkeypatch.setattr("luffy.stages.sample.CHUNK", 2)
+
+    def run_with(name: str, answer: Answer, concurrency: int, **budget: float) -> tuple[TaughtCard, list[int]]:
         price = {"prompt_per_million": 100_000.0, "completion_per_million": 200_000.0}
         bench.run(answer, settings({"r1": teacher(price=price)}, budget=budget), f"{name}/o", concurrency=concurrency)
         return card_in(tmp_path / name / "o"), bench.asked
 
     one, asked = run_with("one", right, 1, max_tokens=40)
     assert one == run_with("many", right, 64, max_tokens=40)[0]
-    assert (asked, one.num_tokens, one.never_asked) == ([1, 2, 3], 45, ("p4", "p5", "p6"))
-    assert one.teachers["r1"].not_asked == 3 + 6
+    assert (asked, one.num_tokens, one.never_asked) == ([1, 2, 3, 4], 60, ("p5", "p6"))
+    assert one.teachers["r1"].not_asked == 2 + 6
     text = (tmp_path / "one" / "o" / "card.md").read_text()
-    assert "p4, p5, p6" in text and "45 tokens" in text and "40 allowed" in text
+    assert "p5, p6" in text and "60 tokens" in text and "40 allowed" in text
     by_cost, asked = run_with("cost", right, 64, max_cost=2.0)
-    assert (len(asked), by_cost.cost) == (1, 2.0)  # 10 tokens of prompt and 5 of the answer
-    # A rejected prompt is an outcome, although it fills the first batch of a tight budget.
+    assert (len(asked), by_cost.cost) == (2, 4.0)  # 10 tokens of prompt and 5 of the answer, twice
+    # A stage that resumes in the middle of a chunk asks what is left of it, and no more.
+    with refused("no credit"):
+        run_with("cut", mortal(3, right, refusal(402, "no credit")), 1, max_tokens=40)
+    assert run_with("cut", right, 1, max_tokens=40) == (one, [4])
+    # A rejected prompt is an outcome.
     rejecting = by_prompt({1: lambda path, body: refusal(400, "the prompt is filtered")})
     card, asked = run_with("rejected", rejecting, 1, max_tokens=40)
     assert (asked[0], card.teachers["r1"].outcomes) == (1, {"correct": 3, "refused": 1})
 
 
-def spent(answers: list[int], limit: int, at_once: int, order: list[int]) -> tuple[int, int]:
-    """Questions that are asked with up to `at_once` under way, which end in an order of their own; tokens used."""
-    ledger, running, count, most = Ledger({"t": None}, SpendingLimit(max_tokens=limit)), list[int](), 0, Usage(3, 10)
-    for number in range(len(answers)):
-        while running and (len(running) >= at_once or ledger.may_be_spent):
-            first = min(running, key=lambda each: order[each % len(order)])
-            running.remove(first)
-            ledger.settle("t", Usage(3, answers[first]), most)
-        if ledger.is_spent:
-            break
-        ledger.reserve("t", most)
-        running.append(number)
-        count += 1
-    for number in running:
-        ledger.settle("t", Usage(3, answers[number]), most)
-    return count, ledger.used["t"].total
-
-
-@given(
-    st.lists(st.integers(0, 10), min_size=1, max_size=30),
-    st.integers(1, 200),
-    st.integers(1, 8),
-    st.permutations(range(8)),
-)
-def test_the_questions_asked_are_those_of_asking_one_by_one(answers, limit, at_once, order):
-    count, used = spent(answers, limit, at_once, order)
-    assert (count, used) == spent(answers, limit, 1, [0])
-    assert used < limit + 13
-    assert count == len(answers) or used >= limit
-
-
-def test_costs_follow_the_price_of_each_teacher_and_reach_the_limit():
-    price = PriceConfig(prompt_per_million=1.0, completion_per_million=8.0)
-    ledger = Ledger({"dear": price, "free": None}, SpendingLimit(max_cost=0.00003))
-    ledger.settle("free", Usage(10**6, 10**6))
-    ledger.settle("dear", Usage(6, 2))
-    assert (ledger.cost("dear"), ledger.cost("free"), ledger.is_spent) == (2.2e-05, 0.0, False)
-    ledger.reserve("dear", Usage(0, 1))
-    assert (ledger.may_be_spent, ledger.is_spent) == (True, False)
-    ledger.settle("dear", Usage(0, 1), Usage(0, 1))
-    assert ledger.is_spent
+def test_costs_follow_the_price_and_reach_the_limit():
+    price, limit = PriceConfig(prompt_per_million=1.0, completion_per_million=8.0), SpendingLimit(max_cost=0.00003)
+    assert price.of(6, 2) == 2.2e-05
+    assert [limit.is_reached(10**9, cost) for cost in (2.2e-05, 3e-05)] == [False, True]
+    assert [SpendingLimit(max_tokens=9).is_reached(tokens, 1e9) for tokens in (8, 9)] == [False, True]
 
 
 def test_a_model_folder_gives_its_log_probabilities_where_its_tokens_are_the_policys(tmp_path, bench, monkeypatch):
@@ -380,7 +357,7 @@ def test_a_copy_of_the_experts_text_is_the_experts(tmp_path, experts):
 )
 def test_a_rewriting_that_cannot_be_is_refused(changes, named):
     with pytest.raises(ValidationError) as caught:
-        SynthesizeConfig.model_validate({"teachers": {"policy": teacher()}, "prompts": "all", "rewrite": {}, **changes})
+        SampleConfig.model_validate({"teachers": {"policy": teacher()}, "prompts": "all", "rewrite": {}, **changes})
     assert named in str(caught.value)
 
 
@@ -406,23 +383,23 @@ EIGHT = {"data": {"sft": {"unique_train_examples": 8}}}
     (None, {}, KEYED, (f"{AT}.api_key_variable", "R1_KEY", "not set")),
     (with_a_wrong_key, {}, KEYED, (f"{AT}.api_key_variable", "R1_KEY", "rejected")),
     (None, {}, {"urls": ("http://127.0.0.1:9",)}, (f"{AT}.urls", "http://127.0.0.1:9")),
-    (without_a_template, FOLDER, {}, ("synthesize.teachers.own.path", "chat template")),
-    (without_prompts, {}, {}, ("synthesize.prompts: all",)),
+    (without_a_template, FOLDER, {}, ("sample.teachers.own.path", "chat template")),
+    (without_prompts, {}, {}, ("sample.prompts: all",)),
     # Unlike in prepare_data, every prompt has a trace now.
     (None, {"data": {"rl": "complement"}}, {}, ("data.rl", "complement")),
     (None, EIGHT, {}, ("data.sft.unique_train_examples", "8 asked for, 7 training prompts")),
 ])  # fmt: skip
-def test_what_cannot_be_synthesized_is_refused(bench, monkeypatch, prepare, config, server, named):
+def test_what_cannot_be_asked_is_refused(bench, monkeypatch, prepare, config, server, named):
     monkeypatch.chdir(bench.root)
     if prepare is not None:
         prepare(bench, monkeypatch)
     own = settings(**config)
     with served(right, key="sk-right" if server else None) as endpoint, refused(*named):
-        bench.run_with(own, {"r1": endpoint.url} if "r1" in own.synthesize.teachers else {}, **server)
+        bench.run_with(own, {"r1": endpoint.url} if "r1" in own.sample.teachers else {}, **server)
 
 
 def test_a_plan_says_that_a_key_is_not_set(monkeypatch):
-    teachers = "synthesize={teachers: {r1: {endpoint: {name: m}, max_response_tokens: 8}}}"
+    teachers = "sample={teachers: {r1: {endpoint: {name: m}, max_response_tokens: 8}}}"
     server = "execution.teachers={r1: {urls: ['http://h:1/v1'], api_key_variable: R1_KEY}}"
     config = load_experiment(CONFIGS / "smoke.yaml", [teachers, server])
     assert "R1_KEY is not set; export it" in " ".join(find_resources(config).notes)
