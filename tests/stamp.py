@@ -22,7 +22,7 @@ from pydantic_core import to_jsonable_python
 
 from luffy.config import STAGE_KINDS, load_experiment
 from luffy.config.fields import is_model, members
-from luffy.config.settings import SETTINGS
+from luffy.config.settings import SETTINGS, ReportSettings
 from luffy.config.stage_kinds import ASKING_ROOMS, PLAYING_ROOMS
 from luffy.config.strict import NOT_IDENTITY, StrictModel, for_key
 from luffy.files import write_atomic
@@ -42,7 +42,7 @@ _KIND_OF = {"data": "prepare_data", "evaluation": "evaluate"}
 
 
 def classes() -> list[type[StrictModel]]:
-    """The classes of all settings of stages, each after those of its own fields."""
+    """The classes of the settings that keys leave fields out of, each after those of its own fields."""
     found: dict[type[StrictModel], None] = {}
     begun = set[type[StrictModel]]()
 
@@ -58,7 +58,8 @@ def classes() -> list[type[StrictModel]]:
                 found[member] = None
 
     for settings in SETTINGS.values():
-        enter(settings)
+        if settings is not ReportSettings:  # a report shows all of its experiment
+            enter(settings)
     return list(found)
 
 
