@@ -6,10 +6,10 @@ Run: python tests/benchmarks/first_result.py [EXPERIMENT] [--seeds 0 1 2 3 4] [-
 The experiment is the default one, `arithmetic`, or another shipped one with a base, SFT and RL, such as `own_data`.
 
 Another kind of CPU adds numbers in another order, so each seed is run with two kinds of rounding: `native` as
-configured; `avx2` with these instructions alone, which is another one where the CPU has AVX-512; `halves` with
-micro-batches of half the tokens. Finished stages are reused, so that the same command continues; each rounding has a
-workspace of its own in DIR (workspace/first_result unless given), since it is no part of a stage's key. Times are those
-of the stages when they were made: read them only from runs that had the machine to themselves.
+configured, and `halves` with micro-batches of half the tokens. Finished stages are reused, so that the same command
+continues; each rounding has a workspace of its own in DIR (workspace/first_result unless given), since it is no part of
+a stage's key. Times are those of the stages when they were made: read them only from runs that had the machine to
+themselves.
 """
 
 import argparse
@@ -39,21 +39,11 @@ class FirstResult:
     seconds: dict[str, float]
 
 
-def rounded(rounding: str, file: Path) -> dict[str, Value]:
-    """The settings of the execution that give this rounding."""
-    match rounding:
-        case "native":
-            return {}
-        case "avx2":
-            return {"cpu_instructions": "avx2"}
-        case _:
-            return {"micro_batch_tokens": load_experiment(file).execution.micro_batch_tokens // 2}
-
-
 def result_of(experiment: str, seed: int, rounding: str, workspace: Path) -> FirstResult:
     """Run the experiment, or read it where it has been run."""
     file = ROOT / "exp_configs" / f"{experiment}.yaml"
-    fields: dict[str, Value] = {"seed": seed, "execution": rounded(rounding, file)}
+    half = load_experiment(file).execution.micro_batch_tokens // 2
+    fields: dict[str, Value] = {"seed": seed, "execution": {"micro_batch_tokens": half} if rounding == "halves" else {}}
     run = luffy.run(file, fields, workspace=workspace / rounding, quiet=True)
     folders = {node: stage.directory for node, stage in run.record.stages.items()}
     accuracies: dict[str, dict[str, float]] = {}
@@ -75,8 +65,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("experiment", nargs="?", default="arithmetic")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
-    kinds = ["native", "avx2", "halves"]
-    parser.add_argument("--roundings", nargs="+", choices=kinds, default=["native", "halves"])
+    kinds = ["native", "halves"]
+    parser.add_argument("--roundings", nargs="+", choices=kinds, default=kinds)
     parser.add_argument("--at-once", type=int, default=1, help="runs side by side")
     parser.add_argument("--workspace", type=Path, default=ROOT / "workspace" / "first_result")
     options = parser.parse_args()
