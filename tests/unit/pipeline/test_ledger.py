@@ -1,19 +1,30 @@
 """What a key takes for granted: code at its revision, and settings at the values that the ledger has for them."""
 
 import json
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
 import pytest
 import stamp
 from pydantic import Field
 
 from luffy.config import STAGE_KINDS, load_experiment
+from luffy.config.fields import is_model, members
 from luffy.config.settings import ReportSettings
 from luffy.config.stage_kinds import ASKING_ROOMS
 from luffy.config.strict import NOT_IDENTITY, StrictModel, for_key
 from luffy.pipeline import identity
 from luffy.pipeline.graph import build_graph
-from luffy.pipeline.identity import ASKING, LEDGER, REVISION, KeyLedger, code_identity, code_of, identifying, keyed
+from luffy.pipeline.identity import (
+    ASKING,
+    LEDGER,
+    REVISION,
+    Identity,
+    KeyLedger,
+    code_identity,
+    code_of,
+    identifying,
+    keyed,
+)
 from luffy.pipeline.plan import differences, flatten
 
 
@@ -106,6 +117,11 @@ def test_a_plan_says_which_revision_or_room_is_another_one(opened):
     assert said({"rl": "0e", "training": "0f"}, stamped) == "code changed (rl, training)", "by an older version"
 
 
+def test_an_identity_of_a_version_without_the_ledger_is_read():
+    fields = {"stage": "rl", "settings": {"rl": {"steps": 6}}, "upstream": {}, "code": {"rl": "0f"}, "files": {}}
+    assert Identity(**fields, extendable=True).length == 6 and Identity(**fields).keyed == {}
+
+
 def test_what_is_written_down_though_it_is_the_default_has_the_same_key(opened):
     plain = opened()
     every = (f"rl.{name}={value}" for name, value in (("temperature", 1.0), ("passes", 1), ("max_staleness", 0)))
@@ -162,3 +178,23 @@ def test_an_entry_never_changes(committed):
 def test_shipped_experiments_have_the_keys_that_they_had():
     """Of the stages' settings, files and revisions. Where they change on purpose, `make stamp` writes them."""
     assert stamp.shipped_keys() == json.loads(stamp.KEYS.read_text())
+
+
+def unions(annotation):
+    """The settings classes between which a field chooses, wherever in its type."""
+    branches = members(annotation)
+    yield [branch for branch in branches if is_model(branch)]
+    for branch in branches:
+        if not is_model(branch):
+            yield from (found for below in get_args(branch) for found in unions(below))
+
+
+def test_keys_tell_the_classes_of_a_union_apart_by_what_is_never_left_out(committed):
+    def kept(cls):
+        left_out = committed["left_out"].get(cls.__name__, {})
+        return frozenset((name, str(cls.model_fields[name].annotation)) for name in cls.model_fields.keys() - left_out)
+
+    annotations = [field.annotation for cls in stamp.classes() for field in cls.model_fields.values()]
+    choices = [found for annotation in annotations for found in unions(annotation) if len(found) > 1]
+    assert len(choices) > 10
+    assert [found for found in choices if len({*map(kept, found)}) < len(found)] == []
