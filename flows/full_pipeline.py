@@ -58,7 +58,7 @@ def full_pipeline(
     config = load_experiment(config_file, overrides or [])
     nodes = build_graph(config)
     chosen = select_nodes(nodes, only or (), "--only")
-    check_resources(config, [node.stage for node in nodes if node.name in chosen] or None)
+    check_resources(config, [node for node in nodes if node.name in chosen] or None)
     with open_session(config, find_workspace(), verify=verify, force=force or (), adopts=adopt) as session:
         stages = make_chain(session, chosen)
     if stages.keys() == {"prepare_data"}:

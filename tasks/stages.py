@@ -50,7 +50,7 @@ def make_stage(session: Session, node: StageNode, inputs: Mapping[str, FinishedS
 
     A stage that was killed, or has lost a process or an endpoint, is resumed `execution.retries` times.
     """
-    experiment, execution = session.run.experiment, session.run.experiment.config.execution
+    experiment, execution = session.run.experiment, node.config.execution
     # The key of its record: the place below the stages of the workspace.
     record = f"{node.stage}/{experiment.identities[node.name].key}/{RECORD_FILE}"
     started: list[str] = []

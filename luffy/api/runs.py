@@ -24,7 +24,7 @@ from luffy.config.settings import RLSettings, SFTSettings
 from luffy.config.yaml_source import Value, dump_yaml, flow_yaml
 from luffy.errors import EXIT_OK, EXIT_USER_ERROR, DataError, LuffyError, UserError
 from luffy.json_text import parse_json
-from luffy.pipeline.graph import nodes_providing
+from luffy.pipeline.graph import providing
 from luffy.pipeline.job import JOB_FILE, inputs_of, read_job
 from luffy.pipeline.manifest import MANIFEST_FILE, read_manifest
 from luffy.pipeline.records import RunCondition, RunRecord, list_records, read_run
@@ -129,7 +129,7 @@ class Run:
         from transformers import AutoModelForCausalLM, AutoTokenizer  # loads for seconds
 
         stages = self.record.stages
-        made = [name for name in nodes_providing("policy", stages) if read_manifest(stages[name].directory)]
+        made = [name for name in providing("policy", self.record.kinds) if read_manifest(stages[name].directory)]
         name = stage or next(reversed(made), "")
         if name not in stages:
             what = "no stage has made a policy yet" if stage is None else f"{stage}: no such stage"

@@ -15,7 +15,7 @@ from luffy.data.parquet import shown_references
 from luffy.environments.transcript import transcript
 from luffy.errors import ConfigError, DataError
 from luffy.evaluation.sample_files import find_samples, read_samples_of
-from luffy.pipeline.graph import nodes_providing, nodes_showing
+from luffy.pipeline.graph import providing, showing
 from luffy.pipeline.job import JOB_FILE, inputs_of, read_job
 from luffy.pipeline.records import RunRecord
 from luffy.tracking.tracker import SAMPLES_FILE, read_samples
@@ -61,7 +61,7 @@ def samples_of(record: RunRecord, stage: str | None, wanted: tuple[float, float]
     `stage` is a node of the run; None: RL, else the last evaluation. Raises DataError without samples.
     """
     low, high = wanted
-    with_samples = nodes_providing("evaluation", record.stages) + nodes_showing("rollout_samples", record.stages)
+    with_samples = providing("evaluation", record.kinds) + showing("rollout_samples", record.kinds)
     node = stage or next(reversed(with_samples), None)
     if node is None or node not in record.stages:
         asked = f"--stage {stage}: no such stage" if stage else "no stage with samples"
@@ -69,7 +69,7 @@ def samples_of(record: RunRecord, stage: str | None, wanted: tuple[float, float]
     directory = record.stages[node].directory
     if (directory / JOURNAL).is_dir():
         found = _journalled(directory)
-    elif nodes_showing("training_curves", [node]):
+    elif showing("training_curves", {node: record.kinds[node]}):
         found = _logged(directory / SAMPLES_FILE)
     else:
         found = _responses(directory)

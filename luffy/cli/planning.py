@@ -9,10 +9,12 @@ from contextlib import ExitStack
 
 from luffy.cli.console import memory_table, plan_table, say, show_rows, terminal
 from luffy.config import ExperimentConfig
+from luffy.config.chain import views_of
 from luffy.config.many_runs.sweep_runs import Sweep
 from luffy.errors import ClusterError, ConfigError
 from luffy.pipeline.experiment import open_experiment
 from luffy.pipeline.gpus import detected_gpus, gpus_of_stage
+from luffy.pipeline.graph import StageNode, build_graph
 from luffy.pipeline.manifest import Manifest, read_manifest
 from luffy.pipeline.plan import StagePlan, similar_results
 from luffy.pipeline.resources import find_resources
@@ -37,8 +39,8 @@ def show_plan(
     Raises ConfigError, after printing the estimate, if the run does not fit in memory.
     """
     experiment = open_experiment(config, workspace, verify=verify, sweep_steps=sweep_steps)
-    chosen = [node.stage for node in experiment.nodes if node.name in only] or None
-    show_resources([config], estimate=True, stages=("sweep",) if sweep_steps else chosen)
+    chosen = [node for node in experiment.nodes if node.name in only or (sweep_steps and node.stage == "sweep")]
+    show_resources([config], estimate=True, nodes=chosen or None)
     chain = experiment.chain_of(only, adopts=adopts)
     plans = [plan for plan in experiment.plan(adopts=adopts) if plan.node in chain]
     console = terminal()
@@ -55,7 +57,7 @@ def show_plan(
     times = {name: manifest.total_s for name, manifest in found.items()}
     gpus = None
     if config.cluster != "local" or detected_gpus():
-        gpus = {plan.node.name: gpus_of_stage(config, plan.node.stage) for plan in plans}
+        gpus = {plan.node.name: gpus_of_stage(plan.node.config, plan.node.stage) for plan in plans}
     console.print(plan_table(plans, times, gpus))
     if found:
         sources = ", ".join(dict.fromkeys(f"{manifest.stage} {manifest.key}" for manifest in found.values()))
@@ -63,7 +65,7 @@ def show_plan(
     if (
         config.cluster == "ray"
         and config.execution.ray.address is not None
-        and {"sft", "rl"} & {*(chosen or config.stages)}
+        and {"sft", "rl"} & {node.stage for node in chosen or experiment.nodes}
     ):
         _show_places(config)
 
@@ -76,7 +78,7 @@ def _show_places(config: ExperimentConfig) -> None:
     from luffy.cluster.ray_session import joined_gpus, layout, placed_now, ray_session  # Ray is slow to import
 
     execution = config.execution
-    num_engines = config.num_engines if "rl" in config.stages else 0
+    num_engines = max(view.config.num_engines if "rl" in view.kinds else 0 for view in views_of(config))
     with ExitStack() as stack:
         try:
             stack.enter_context(ray_session(execution.ray, 0))
@@ -121,22 +123,25 @@ def check(
     workspace: Workspace,
     *,
     sweep_steps: tuple[int, ...] = (),
-    stages: Sequence[str] | None = None,
+    nodes: Sequence[StageNode] | None = None,
 ) -> None:
-    """Raise UserError if a file is missing or the machines are too small for `stages` (all), before anything starts."""
-    show_resources(configs, estimate=False, stages=("sweep",) if sweep_steps else stages)
+    """Raise UserError if a file is missing or the machines are too small for `nodes` (all), before anything starts."""
     for config in configs:
+        sweep = [node for node in build_graph(config, sweep_steps) if node.stage == "sweep"]
+        show_resources([config], estimate=False, nodes=sweep or nodes)
         # Finds missing files. Code is not hashed here: the flow computes the keys.
         open_experiment(config, workspace, code=lambda kind, rooms: {}, sweep_steps=sweep_steps)
 
 
-def show_resources(configs: Sequence[ExperimentConfig], *, estimate: bool, stages: Sequence[str] | None = None) -> None:
+def show_resources(
+    configs: Sequence[ExperimentConfig], *, estimate: bool, nodes: Sequence[StageNode] | None = None
+) -> None:
     """Print notes on the machines that the runs need, with or without the `estimate` of each GPU's memory, each once.
 
-    `stages`: those to check, by default all. Raises ConfigError, one line for each problem, if the machines do not
+    `nodes`: the stages to check, by default all. Raises ConfigError, one line for each problem, if the machines do not
     suffice.
     """
-    found = [find_resources(config, stages) for config in configs]
+    found = [find_resources(config, nodes) for config in configs]
     console = terminal()
     for gpu in dict.fromkeys(gpu for each in found for gpu in each.gpus) if estimate else ():
         console.print(memory_table(gpu))

@@ -15,7 +15,7 @@ from luffy.errors import ConfigError
 from luffy.files import write_atomic
 from luffy.json_text import parse_json
 from luffy.pipeline.disk import measure
-from luffy.pipeline.graph import nodes_showing
+from luffy.pipeline.graph import build_graph, showing
 from luffy.pipeline.identity import Json, read_identity
 from luffy.pipeline.lock import holder_of
 from luffy.pipeline.manifest import MANIFEST_FILE, read_manifest
@@ -24,7 +24,7 @@ from luffy.pipeline.records import RunRecord, list_records
 from luffy.pipeline.reuse import newest_checkpoint
 from luffy.pipeline.workspace import RUN_FILE, Workspace
 from luffy.report.cells import Table, accuracy, duration, size_words, sources_table, table, tally
-from luffy.report.curves import HEADLINE_METRICS, panel_charts, rl_panels, supervised_panels
+from luffy.report.curves import HEADLINE_METRICS, Panel, panel_charts, rl_panels, supervised_panels
 from luffy.report.figures import Chart, picture
 from luffy.statistics.accuracy import Estimate
 from luffy.tracking.metrics import METRICS_FILE, read_last_lines, read_metrics
@@ -196,11 +196,16 @@ def write_pictures(record: RunRecord, folder: Path) -> list[Path]:
     Raises ConfigError where the folder cannot be made.
     """
     config = record.configuration
-    terms = config.objective.terms if config is not None and config.objective is not None else ()
+    seen = {node.name: node.config for node in build_graph(config)} if config is not None else {}
+
+    def panels(node: str) -> Sequence[Panel]:
+        objective = seen[node].objective if node in seen else None
+        return rl_panels(objective.terms if objective else ()) if record.kinds[node] == "rl" else supervised_panels()
+
     found = {node: read_metrics(record.stages[node].directory / METRICS_FILE) for node in record.stages}
     pictures = {
-        f"{record.name}-{node}": panel_charts(rl_panels(terms) if node == "rl" else supervised_panels(), found[node])
-        for node in nodes_showing("training_curves", record.stages)
+        f"{record.name}-{node}": panel_charts(panels(node), found[node])
+        for node in showing("training_curves", record.kinds)
         if found[node]
     }
     return _write_charts(pictures, folder)

@@ -21,12 +21,11 @@ class KeepAnswers(StrictModel):
 
 
 class DifficultyConfig(StrictModel):
-    """Selection of RL's prompts by pass rate. This section adds the stage `difficulty` to a chain with RL. A prompt
+    """Selection of RL's prompts by the pass rates of the newest policy. This section adds the stage `difficulty` behind
+    the base to a chain with RL that does not place it. A prompt
     whose responses are all correct, or all wrong, gives its rollouts no advantage. Prompts that are never solved stay
     by default: in a mixed group the demonstration still teaches."""
 
-    policy: Literal["base", "sft"] = "base"
-    """The policy whose pass rates are measured; the stage runs after the one that makes this policy."""
     num_samples: PositiveInt = 8
     """Responses per prompt."""
     temperature: PositiveFloat | None = None
@@ -207,12 +206,3 @@ class SampleConfig(StrictModel):
             yield (
                 f"keep.max_per_prompt {self.keep.max_per_prompt} is above num_samples {most} of every teacher; lower it"
             )
-
-
-class ExpertIterationConfig(StrictModel):
-    """How often a chain with `sample` repeats sampling and SFT. One round is rejection-sampling fine-tuning."""
-
-    rounds: PositiveInt = 1
-    start_from: Literal["base", "previous"] = "base"
-    """The weights that each round's SFT starts from. `base`: those that round 1 sampled, as in STaR (arXiv 2203.14465)
-    and ReST-EM (2312.06585): errors of a round do not stay. `previous`: the newest, which samples either way."""

@@ -10,6 +10,7 @@ from pathlib import Path
 from pydantic import JsonValue, ValidationError
 from yaml import YAMLError
 
+from luffy.config.chain import plain_stages
 from luffy.config.data import DataConfig, VerifiersPackage
 from luffy.config.evaluation import EvaluationConfig
 from luffy.config.execution import ExecutionConfig, ServerConfig
@@ -164,7 +165,7 @@ def evaluated(config: ExperimentConfig, wanted: EvaluatedModel) -> ExperimentCon
         policy, evaluation, execution = choose(config, wanted, wanted.model)
         return ExperimentConfig(
             name=config.name,
-            stages=_STAGES,
+            stages=plain_stages(_STAGES),
             seed=config.seed,
             data=DataConfig(
                 suites=data.suites,
@@ -253,12 +254,16 @@ def _of_endpoint(config: ExperimentConfig, wanted: EvaluatedModel, model: str) -
 def sweep_of(config: ExperimentConfig, steps: tuple[int, ...]) -> ExperimentConfig:
     """The chain up to RL for evaluating its checkpoints of `steps`; ConfigError without RL, protocol or such steps."""
     _protocol(config)
-    if "rl" not in config.stages or config.rl is None:
-        raise ConfigError(f"--steps: {config.name} has no stage rl; its stages are {', '.join(config.stages)}")
-    beyond = [step for step in steps if not 1 <= step <= config.rl.steps]
-    if beyond:
-        raise ConfigError(f"--steps: {beyond[0]} is not among the {config.rl.steps} steps of rl.steps")
-    return config.model_copy(update={"stages": config.stages[: config.stages.index("rl") + 1]})
+    names = list(config.stages)
+    if "rl" not in config.kinds:
+        raise ConfigError(f"--steps: {config.name} has no stage rl; its stages are {', '.join(names)}")
+    last = [name for name in names if config.stages[name].kind == "rl"][-1]
+    rl = config.seen_by(last).rl
+    assert rl is not None
+    if beyond := [step for step in steps if not 1 <= step <= rl.steps]:
+        raise ConfigError(f"--steps: {beyond[0]} is not among the {rl.steps} steps of rl.steps")
+    kept = names[: names.index(last) + 1]
+    return config.model_copy(update={"stages": {name: config.stages[name] for name in kept}})
 
 
 def _protocol(config: ExperimentConfig) -> EvaluationConfig:

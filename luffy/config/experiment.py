@@ -1,12 +1,12 @@
 """The configuration of a whole experiment, one YAML file in `exp_configs/`, and the stages of its chain."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Iterator, Mapping
+from typing import Literal, Self
 
-from pydantic import NonNegativeInt, ValidationInfo, field_validator
+from pydantic import NonNegativeInt, SerializationInfo, field_serializer
 
-from luffy.config.answers import DifficultyConfig, ExpertIterationConfig, SampleConfig, TeacherConfig
+from luffy.config.answers import DifficultyConfig, SampleConfig, TeacherConfig
+from luffy.config.chain import StageEntry, by_name
 from luffy.config.data import DataConfig
 from luffy.config.environment import EnvironmentConfig
 from luffy.config.evaluation import EvaluationConfig
@@ -14,8 +14,7 @@ from luffy.config.execution import ExecutionConfig, TrackingConfig
 from luffy.config.grading import GradingConfig
 from luffy.config.model import ModelConfig
 from luffy.config.objective import ObjectiveConfig
-from luffy.config.rules import broken_rules, place_difficulty
-from luffy.config.stage_kinds import StageName
+from luffy.config.rules import broken_rules
 from luffy.config.strict import RunName, StrictModel
 from luffy.config.training import BaseConfig, RLConfig, SFTConfig
 
@@ -33,16 +32,15 @@ class ExperimentConfig(StrictModel):
     """Selects RL's prompts by a policy's pass rates; None: RL uses all of them."""
     sample: SampleConfig | None = None
     """How the policy, or teachers, answer training prompts; None: traces come from `data.train` alone."""
-    stages: tuple[StageName, ...]
-    """The stages of the chain, in order; `difficulty` and `sample.teachers` add the stages of those sections."""
+    stages: dict[str, StageEntry]
+    """The stages of the chain, in order: a list of kinds and of `NAME: {kind: KIND, ...}` with what is a stage's own.
+    `difficulty` and `sample.teachers` add the stages of those sections."""
     cluster: Literal["local", "ray"] = "local"
     """Where SFT and RL run: `local`, on this machine, in turn; `ray`, DeepSpeed ranks and vLLM actors, anywhere."""
     seed: NonNegativeInt = 0
     data: DataConfig
     model: ModelConfig
     base: BaseConfig | None = None
-    expert_iteration: ExpertIterationConfig = ExpertIterationConfig()
-    """Rounds of the stages `sample` and `sft`, in a chain that has both."""
     sft: SFTConfig | None = None
     rl: RLConfig | None = None
     objective: ObjectiveConfig | None = None
@@ -54,6 +52,22 @@ class ExperimentConfig(StrictModel):
     tracking: TrackingConfig = TrackingConfig()
 
     @property
+    def kinds(self) -> tuple[str, ...]:
+        """The kinds of its stages, in the order of the chain."""
+        return tuple(entry.kind for entry in self.stages.values())
+
+    def seen_by(self, stage: str) -> "ExperimentConfig":
+        """The experiment as the stage of that name sees it: with what is its own in place of the sections."""
+        entry = self.stages[stage]
+        own = entry.own | ({} if entry.method is None else {"method": entry.method})
+        return self.model_copy(update=own) if own else self
+
+    @property
+    def is_taught(self) -> bool:
+        """Whether a stage of the chain has teachers write traces."""
+        return any(self.seen_by(name).teachers for name, entry in self.stages.items() if entry.kind == "sample")
+
+    @property
     def num_ranks(self) -> int:
         """Trainer ranks."""
         return self.execution.ray.trainer_ranks if self.cluster == "ray" else self.execution.ranks
@@ -61,7 +75,7 @@ class ExperimentConfig(StrictModel):
     @property
     def num_engines(self) -> int:
         """vLLM engines of RL: under `cluster: local` one with `rl.engine: vllm`."""
-        if "rl" not in self.stages or self.rl is None:
+        if "rl" not in self.kinds or self.rl is None:
             return 0
         if self.cluster == "local":
             return int(self.rl.engine == "vllm")
@@ -70,7 +84,7 @@ class ExperimentConfig(StrictModel):
     @property
     def checkpoint_names(self) -> dict[str, str]:
         """What results call checkpoints otherwise: the model itself, where nothing is trained."""
-        name = None if {"sft", "rl"} & {*self.stages} else self.model.shown_name
+        name = None if {"sft", "rl"} & {*self.kinds} else self.model.shown_name
         return {} if name is None else {"base": name}
 
     @property
@@ -82,7 +96,7 @@ class ExperimentConfig(StrictModel):
     def measured_difficulty(self) -> DifficultyConfig | None:
         """The section `difficulty` with its defaults taken from other sections; None: RL uses all prompts."""
         own, rl = self.difficulty, self.rl
-        if own is None or rl is None or "difficulty" not in self.stages:
+        if own is None or rl is None or "difficulty" not in self.kinds:
             return None
         defaults = {
             "temperature": own.temperature or rl.temperature,
@@ -96,7 +110,7 @@ class ExperimentConfig(StrictModel):
     def sampled_traces(self) -> SampleConfig | None:
         """The section `sample` with its defaults taken from other sections; None: the policy makes no traces."""
         own = self.sample
-        if own is None or "sample" not in self.stages or own.teachers:
+        if own is None or "sample" not in self.kinds or own.teachers:
             return None
         limit = own.max_response_tokens or self.data.max_trace_tokens
         return own.model_copy(update={"max_response_tokens": limit, "engine": own.engine or self._engine})
@@ -104,64 +118,24 @@ class ExperimentConfig(StrictModel):
     @property
     def teachers(self) -> Mapping[str, TeacherConfig]:
         """The models that make traces in the stage `sample`; empty: the policy does, or nobody."""
-        return {} if self.sample is None or "sample" not in self.stages else self.sample.teachers
+        return {} if self.sample is None or "sample" not in self.kinds else self.sample.teachers
 
     @property
     def _engine(self) -> str:
         return "vllm" if self.cluster == "ray" else "transformers"
 
-    # Reads `difficulty` and `sample`, so those fields are declared before `stages`.
-    @field_validator("stages", mode="after")
     @classmethod
-    def _stages_of_sections(cls, stages: tuple[StageName, ...], info: ValidationInfo) -> tuple[StageName, ...]:
-        difficulty, sample = info.data.get("difficulty"), info.data.get("sample")
-        is_taught = sample is not None and bool(sample.teachers)
-        # Without base the chain is refused later.
-        if is_taught and {"sft", "rl"} & {*stages} and "sample" not in stages and "base" in stages:
-            place = stages.index("base") + 1
-            stages = (*stages[:place], "sample", *stages[place:])
-        if difficulty is not None and stages.count("difficulty") <= 1 and {"base", "rl"} <= set(stages):
-            added = stages if "difficulty" in stages else (*stages, "difficulty")
-            for policy in ("base", difficulty.policy):  # another policy may be missing
-                added = place_difficulty(added, policy, is_taught=is_taught)
-            stages = added
-        return stages
+    def read(cls, values: Mapping[str, object]) -> Self:
+        return super().read({**values, "stages": by_name(values["stages"])} if "stages" in values else values)
+
+    @field_serializer("stages")
+    def _as_given(self, stages: dict[str, StageEntry], info: SerializationInfo) -> list[object]:
+        found = list[object]()
+        for name, entry in stages.items():
+            given = {each for each in entry.model_fields_set if each != "kind" or entry.kind != name}
+            own = entry.model_dump(mode=info.mode, context=info.context, include=given)
+            found.append({name: own} if own else name)
+        return found
 
     def _complaints(self) -> Iterator[str]:
         yield from broken_rules(self)
-
-
-@dataclass(frozen=True, slots=True)
-class StageVisit:
-    """One stage of a chain."""
-
-    name: str
-    """Unique in the chain."""
-    stage: str
-    round: int = 0
-    """Which round of sampling and SFT, from 1; 0 outside of rounds."""
-
-
-def visits_of(config: ExperimentConfig) -> list[StageVisit]:
-    """The stages in order. Those of rounds always have their number (`sample_1`, `sft_1`), so that a chain with more
-    rounds gives them the same names; others only where there are several of a kind."""
-    stages = list(config.stages)
-    if "sample" not in stages or config.teachers:
-        return _numbered(stages)
-    start = stages.index("sample")
-    end = stages.index("sft", start) + 1 if "sft" in stages[start:] else start + 1
-    rounds = [
-        StageVisit(f"{stage}_{number}", stage, number)
-        for number in range(1, config.expert_iteration.rounds + 1)
-        for stage in stages[start:end]
-    ]
-    return [*_numbered(stages[:start]), *rounds, *_numbered(stages[end:])]
-
-
-def _numbered(stages: Sequence[str]) -> list[StageVisit]:
-    """A repeated stage is numbered (`sft_1`, `sft_2`)."""
-    counts = [stages[: place + 1].count(stage) for place, stage in enumerate(stages)]
-    return [
-        StageVisit(f"{stage}_{number}" if stages.count(stage) > 1 else stage, stage)
-        for stage, number in zip(stages, counts, strict=True)
-    ]

@@ -19,17 +19,19 @@ import functools
 import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from pydantic import ValidationError
 from yaml import MarkedYAMLError, YAMLError
 
+from luffy.config.entries import Layers, with_entries
 from luffy.config.evaluation import QUESTION_SLOT, TEMPLATES
 from luffy.config.experiment import ExperimentConfig
 from luffy.config.fields import explain
 from luffy.config.foreign_names import METHOD_OF
+from luffy.config.given import STAGES, Given, given
 from luffy.config.shipped import (
     EXPERIMENTS,
     PresetKind,
@@ -40,7 +42,7 @@ from luffy.config.shipped import (
     named_file,
     recipe_files,
 )
-from luffy.config.yaml_source import KeyPath, Value, child, nearest, parse_scalar, place_of, read_yaml
+from luffy.config.yaml_source import KeyPath, Value, child, flow_yaml, nearest, parse_scalar, place_of, read_yaml
 from luffy.errors import ConfigError
 from luffy.files import refuse_special
 from luffy.json_text import MAX_DEPTH
@@ -62,18 +64,6 @@ _WORDS: dict[FileKind, tuple[str, str]] = {
 }
 """The kind as a noun, and the command that runs it."""
 _COMMAND_LINE = "command line"
-_BY_NAME: tuple[KeyPath, ...] = (
-    ("arms",),
-    ("grid",),
-    ("data", "decontamination", "benchmarks"),
-    ("data", "suites"),
-    ("data", "train", "parts"),
-    ("evaluation", "decodings"),
-    ("evaluation", "suites"),
-    ("grading", "named"),
-)
-"""Mappings whose keys the user chooses. `null` for a key that a lower layer has removes its entry."""
-_REPLACE = "_replace_"
 _MAX_SHOWN = 60
 _FILES = (".yaml", ".yml")
 _VARIABLE = "LUFFY_"
@@ -104,117 +94,6 @@ class ResolvedExperiment:
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
-    """A value of a layer, and where it was given (`file:line`, or "command line"). The elements of a list go by their
-    names where all have one, else by their numbers."""
-
-    value: "bool | int | float | str | dict[str, Given] | None"
-    origin: str = ""
-    is_list: bool = False
-    replaces: bool = False
-    """A mapping that merges with none below it."""
-    is_removed: bool = False
-    """A `null` that has removed an entry: it stays, so that a layer further below does not bring the entry back."""
-
-    def __getitem__(self, key: str) -> "Given":
-        """What is below a key; a null without an origin where there is nothing."""
-        return self.value.get(key, Given(None)) if isinstance(self.value, dict) else Given(None)
-
-    def over(self, lower: "Given", path: KeyPath = (), *, merges: bool = True) -> "Given":
-        """Both merged: mappings key by key, lists replace, and a mapping of another `kind` replaces the old one
-        (`merges`: none has been replaced above). A mapping changes, adds and removes elements of a list."""
-        own, below = self.value, lower.value
-        if self.is_list or self.replaces or not isinstance(own, dict) or not isinstance(below, dict):
-            return self
-        merges = merges and not ("kind" in own and "kind" in below and self["kind"].value != lower["kind"].value)
-        if lower.is_list and not merges:
-            return self
-        found = dict(below) if merges else {}
-        for key, part in own.items():
-            if lower.is_list:
-                key, part = _element(lower, key, part, path)
-            known = below.get(key)
-            if known is None:
-                found[key] = part
-            elif part.value is None and lower.is_list:
-                del found[key]
-            elif part.value is None and path in _BY_NAME and isinstance(known.value, dict):
-                found[key] = replace(part, is_removed=True)
-            else:
-                found[key] = part.over(known, (*path, key), merges=merges)
-        return Given(found, self.origin, lower.is_list, lower.replaces)
-
-    def flat(self, origins: dict[KeyPath, str], path: KeyPath = ()) -> Value:
-        """The plain value; `origins` gets those of its parts."""
-        if not isinstance(self.value, dict):
-            return self.value
-        found: dict[str, Value] = {}
-        for key, part in self.value.items():
-            if not part.is_removed:
-                name = str(len(found)) if self.is_list else key
-                origins[*path, name] = part.origin
-                found[name] = part.flat(origins, (*path, name))
-        return list(found.values()) if self.is_list else found
-
-    def plain(self) -> tuple[dict[str, Value], dict[KeyPath, str]]:
-        """All values, and where each was given."""
-        origins: dict[KeyPath, str] = {}
-        values = self.flat(origins)
-        assert isinstance(values, dict)
-        return values, origins
-
-    def preset_name(self, key: str) -> str | None:
-        """The preset that `key` (`chain` or `method`) names."""
-        name = self[key].flat({})
-        if name is not None and not isinstance(name, str):
-            raise ConfigError(f"{self[key].origin}: {key}: must be a preset's name, found {name!r}")
-        return name
-
-
-def _given(value: Value, origins: Mapping[KeyPath, str], otherwise: str = "", path: KeyPath = ()) -> Given:
-    """`value` with its `origins`; what has none was given at `otherwise`."""
-    origin, names = origins.get(path, otherwise), list[str]()
-    if isinstance(value, list):
-        names = [str(each["name"]) for each in value if isinstance(each, dict) and "name" in each]
-        if not len({*names}) == len(names) == len(value):
-            names = [str(index) for index in range(len(value))]
-        parts = [_given(part, origins, otherwise, (*path, str(index))) for index, part in enumerate(value)]
-        return Given(dict(zip(names, parts, strict=True)), origin, is_list=True)
-    if isinstance(value, dict):
-        if value.get(_REPLACE, True) is not True:
-            raise ConfigError(f"{origin or otherwise}: {'.'.join((*path, _REPLACE))}: must be true, or left out")
-        parts_of = {str(key): part for key, part in value.items() if key != _REPLACE}
-        below = {key: _given(part, origins, otherwise, (*path, key)) for key, part in parts_of.items()}
-        return Given(below, origin, replaces=_REPLACE in value)
-    return Given(value, origin)
-
-
-def _element(elements: Given, key: str, part: Given, path: KeyPath) -> tuple[str, Given]:
-    """The name of the element of a list that `key` means, and what it gets; ConfigError where there is no such element,
-    or where a new one is not whole."""
-    known, where, needs = elements.value, f"{part.origin}: {'.'.join(path)}", ""
-    assert isinstance(known, dict)
-    names = list(known)
-    if key not in known and key.isdecimal() and int(key) < len(names):
-        key = names[int(key)]
-    if key in known:
-        if isinstance(part.value, dict) and not isinstance(known[key].value, dict):
-            raise ConfigError(f"{where}.{key} is {known[key].value!r}, which has no keys")
-        return key, part
-    if isinstance(part.value, dict) and not key.isdecimal() and all(each["name"].origin for each in known.values()):
-        fields = [each.value for each in known.values() if isinstance(each.value, dict)]
-        shared = [field for field in (fields[0] if fields else ()) if all(field in each for each in fields)]
-        missing = [field for field in shared if field not in (*part.value, "name")]
-        if not missing:
-            return key, replace(part, value={"name": Given(key, part.origin), **part.value})
-        lacking = (field + nearest(field, part.value, " in place of {!r}") for field in missing)
-        needs = f", and a new one also needs {', '.join(lacking)}"
-    hint = nearest(key, names, "did you mean {!r}? ", cutoff=0.5)
-    there = ", ".join(names) or "none"
-    raise ConfigError(f"{where}: no element {key!r} in this list; {hint}there are {there}{needs}")
-
-
-@dataclass(frozen=True, slots=True)
 class Override:
     """`key.path=value` from the command line, or from a list of overrides elsewhere."""
 
@@ -237,7 +116,7 @@ def resolve_experiment(
 ) -> ResolvedExperiment:
     """The same, with the origin of every value."""
     if isinstance(path, Mapping):
-        file, own = Path(given_at), _given(dict(path), {}, given_at)
+        file, own = Path(given_at), given(dict(path), {}, given_at)
     else:
         file = experiment_file(path)
         own = _read_with_extends(file, ())
@@ -246,20 +125,27 @@ def resolve_experiment(
     for further in map(experiment_file, files):
         own = _read_with_extends(further, ()).over(own)
     overrides = [text for text in overrides if text not in files]
-    given = [*environment_overrides(), *parse_overrides(overrides, given_at)]
-    nearest_to_user = {override.origin for override in given} | {given_at}
-    command_line = _layer(given)
+    nearer = [*environment_overrides(), *parse_overrides(overrides, given_at)]
+    nearest_to_user = {override.origin for override in nearer} | {given_at}
+    command_line = _layer(nearer)
     chain, method = _presets(own, command_line, file)
-    values, origins = command_line.over(own.over(method.over(chain))).plain()
-    resolve_recipes(values, origins, default_where=str(file))
-    _resolve_data_files(values, origins)
-    _resolve_template_files(values, origins, default_where=str(file))
+    layers = Layers(command_line, own, method, chain)
+    values, origins = layers.merged.plain()
+    _resolve_files(values, origins, default_where=str(file))
+    if layers.merged[STAGES].is_list:
+        entries = layers.entries(lambda name: _preset("methods", str(name.flat({})), file, name.origin))
+        for entry in entries.values():
+            _resolve_files(entry.values, entry.origins, default_where=str(file))
+        values, origins = with_entries(values, origins, entries)
+    elif STAGES in values:
+        where = layers.merged[STAGES].origin
+        raise ConfigError(f"{where}: stages: must be a list, found {flow_yaml(values[STAGES])[:_MAX_SHOWN]}")
     try:
         config = ExperimentConfig.model_validate_json(json.dumps(values))
     except ValidationError as error:
         raise ConfigError(explain(error, ExperimentConfig, origins, default_where=str(file), values=values)) from None
     is_rl_alone = config.method is not None and method.plain()[0].keys() <= {"chain", "objective", "rl"}
-    if is_rl_alone and "rl" not in config.stages:
+    if is_rl_alone and "rl" not in config.kinds:
         top = command_line.over(own)
         method_at, *chain_at = (top[key].origin for key in ("method", "chain", "stages"))
         # What a file inherits, or what an override changes, may have another chain.
@@ -278,10 +164,11 @@ def read_overridden(path: Path, overrides: Sequence[str] = ()) -> tuple[dict[str
     return _layer(parse_overrides(overrides, _COMMAND_LINE)).over(_read_with_extends(path, ())).plain()
 
 
-def chain_stages(chain: str, experiment: Path, where: str) -> tuple[str, ...]:
-    """The stages in the preset of a chain, which `where` names; ConfigError if there is none."""
-    stages = _preset("chains", chain, experiment, where)["stages"].flat({})
-    return tuple(map(str, stages)) if isinstance(stages, list) else ()
+def chain_kinds(chain: str, experiment: Path, where: str) -> tuple[str, ...]:
+    """The kinds of the stages in the preset of a chain, which `where` names; ConfigError if there is none."""
+    preset = _preset("chains", chain, experiment, where)
+    entries = Layers(Given({}), Given({}), Given({}), preset).entries(lambda name: Given({}))
+    return tuple(str(entry.values["kind"]) for entry in entries.values())
 
 
 def file_kind(values: Mapping[str, Value]) -> FileKind:
@@ -305,8 +192,8 @@ def _presets(own: Given, command_line: Given, path: Path) -> tuple[Given, Given]
     naming = next((layer for layer in layers if layer.preset_name("chain")), Given({}))
     if naming is method and (named := own.preset_name("chain")):  # over the chain of the file
         asked, at = naming.preset_name("chain"), own["chain"].origin
-        stages = [*chain_stages(named, path, at)]
-        if "rl" in stages and "rl" not in chain_stages(str(asked), path, method["chain"].origin):
+        stages = [*chain_kinds(named, path, at)]
+        if "rl" in stages and "rl" not in chain_kinds(str(asked), path, method["chain"].origin):
             raise ConfigError(
                 f"{top['method'].origin}: method: {top.preset_name('method')} would drop the stage rl of the chain "
                 f"{named} ({at}); give its chain, too: chain={asked}"
@@ -322,7 +209,7 @@ def _read_with_extends(path: Path, seen: tuple[Path, ...], kind: PresetKind | No
         raise ConfigError(f"{path}: extends itself through {' -> '.join(map(str, seen))}; break the circle")
     values, origins = read_yaml(path)
     extends = values.pop("extends", None)
-    layer = _given(values, origins)
+    layer = given(values, origins)
     if extends is None:
         return layer
     where = f"{origins['extends',]}: extends"
@@ -396,7 +283,7 @@ def parse_overrides(overrides: Sequence[str], origin: str) -> list[Override]:
 def _layer(overrides: Iterable[Override]) -> Given:
     layer = Given({})
     for each in overrides:
-        one = _given(each.value, {}, each.origin, each.path)
+        one = given(each.value, {}, each.origin, each.path)
         for part in reversed(each.path):
             one = Given({part: one}, each.origin)
         layer = one.over(layer)
@@ -410,6 +297,13 @@ def _at(values: Value, path: KeyPath) -> Value:
 def _section(values: Value, path: KeyPath) -> dict[str, Value]:
     found = _at(values, path)
     return found if isinstance(found, dict) else {}
+
+
+def _resolve_files(values: dict[str, Value], origins: dict[KeyPath, str], default_where: str) -> None:
+    """Resolve, in place, what stands for a file or its text."""
+    resolve_recipes(values, origins, default_where)
+    _resolve_data_files(values, origins)
+    _resolve_template_files(values, origins, default_where)
 
 
 def resolve_recipes(values: dict[str, Value], origins: dict[KeyPath, str], default_where: str) -> None:

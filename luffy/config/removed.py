@@ -26,6 +26,14 @@ REMOVED: Mapping[str, Removed] = {
     ),
     "filters.difficulty": Removed(None, "the section difficulty chooses prompts by a policy's pass rates"),
     "filters.difficulty_boundary_tokens": Removed(None, "the section difficulty chooses prompts by pass rates"),
+    "expert_iteration": Removed(
+        None,
+        "the chain repeats its rounds: stages.rounds.repeat=3; with stages.rounds.stages.sft.inputs=null each goes on "
+        "from the one before",
+    ),
+    "difficulty.policy": Removed(
+        "base", "the stage measures the newest policy: put difficulty into stages, behind the one that makes it"
+    ),
     "group_measures": Removed(
         {},
         "nor is there luffy.environments.relative:shortest_correct; weigh what a single episode has (measures, tokens, "
@@ -58,6 +66,7 @@ REMOVED: Mapping[str, Removed] = {
 """By the field's own name, or by its section's and its own (`rl.seed`)."""
 REMOVED_VALUES: Mapping[tuple[str, str], str] = {
     ("stages", "synthesize"): "the stage is sample, with sample.teachers",
+    ("kind", "synthesize"): "the stage is sample, with sample.teachers",
     ("weight_transfer", "broadcast"): "use object_store, or ipc with ray.placement: colocated",
     ("rl.engine", "openai"): _SERVERS,
     ("sft.engine", "openai"): "validations by servers elsewhere are gone; use vllm, or cluster",

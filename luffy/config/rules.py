@@ -1,17 +1,19 @@
 """Rules between the sections of an experiment, each of one line, in the order in which mistakes are reported."""
 
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Iterator
 from functools import reduce
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
+from luffy.config.chain import SECTIONS, broken_chain, views_of
 from luffy.config.data import MixtureSource, VerifiersSource
 from luffy.config.environment import EnvironmentConfig, VerifiersEnvironment, history_of, single_environments
 from luffy.config.evaluation import VALIDATION
 from luffy.config.execution import LOWEST_VLLM_TEMPERATURE
 from luffy.config.group import DynamicSampling
 from luffy.config.objective import ObjectiveConfig
-from luffy.config.stage_kinds import STAGE_KINDS, STAGE_ORDER
+from luffy.config.stage_kinds import STAGE_KINDS
 from luffy.config.training import CurriculumSampling, PoolSampling, RLConfig, SelfTeacher, ServedTeacher
 from luffy.config.yaml_source import nearest
 
@@ -19,13 +21,27 @@ if TYPE_CHECKING:
     from luffy.config.experiment import ExperimentConfig
 
 
+_SECTION = re.compile(rf"(?:{'|'.join(SECTIONS)})\b[.:]?")
+
+
 def broken_rules(config: "ExperimentConfig") -> Iterator[str]:
-    """What is wrong between the sections."""
-    yield from _of_chain(config)
-    objective, rl = (config.objective, config.rl) if "rl" in config.stages else (None, None)
+    """What is wrong with the chain and between the sections, as each of the stages sees them."""
+    yield from broken_chain(config)
+    if "difficulty" in config.kinds and "rl" not in config.kinds:
+        yield "stages: difficulty has no effect without rl, the only stage that reads its prompts"
+    for view in views_of(config):
+        for complaint in _of_view(view.config, view.kinds):
+            where = f"stages.{view.name}{'.' if _SECTION.match(complaint) else ': '}" if view.name else ""
+            yield where + complaint
+
+
+def _of_view(config: "ExperimentConfig", kinds: frozenset[str]) -> Iterator[str]:
+    """What is wrong between the sections for stages of these kinds."""
+    yield from _of_sections(config, kinds)
+    objective, rl = (config.objective, config.rl) if "rl" in kinds else (None, None)
     yield from _of_teachers(config, rl)
     if objective is not None and config.data.rl == "complement":
-        if "difficulty" in config.stages:
+        if "difficulty" in config.kinds:
             yield "data.rl: complement has prompts that the stage difficulty does not measure; remove one of the two"
         group = objective.group
         uses_traces = group.off_policy > 0 or group.hint is not None or group.anchor is not None
@@ -34,25 +50,15 @@ def broken_rules(config: "ExperimentConfig") -> Iterator[str]:
                 "data.rl: complement has prompts without traces, from which the method learns; use train, or a method "
                 "that learns from rollouts only (on_policy)"
             )
-    if config.expert_iteration.rounds > 1 and "sample" in config.stages and "sft" not in config.stages:
-        yield (
-            f"expert_iteration.rounds {config.expert_iteration.rounds} has no effect without the stage sft, which "
-            "learns from what a round has sampled; set it to 1 or add sft"
-        )
-    if config.expert_iteration.rounds > 1 and config.teachers:
-        yield (
-            f"expert_iteration.rounds {config.expert_iteration.rounds} has no effect with sample.teachers, which are "
-            "asked once; set it to 1"
-        )
     if config.environment is not None:
-        yield from _of_environment(config, config.environment, objective, rl)
+        yield from _of_environment(config, kinds, config.environment, objective, rl)
     yield from _of_tasks(config)
-    yield from _of_evaluation(config)
+    yield from _of_evaluation(config, kinds)
     if objective is not None and rl is not None:
         yield from _of_models_in_rl(config, objective, rl)
         yield from _of_rl(config, objective, rl)
-    yield from _of_engines(config, rl)
-    yield from _of_model(config, rl)
+    yield from _of_engines(config, kinds, rl)
+    yield from _of_model(config, kinds, rl)
     if rl is not None and config.data.max_trace_tokens > rl.max_response_tokens:
         yield (
             f"data.max_trace_tokens {config.data.max_trace_tokens} is above rl.max_response_tokens "
@@ -60,36 +66,9 @@ def broken_rules(config: "ExperimentConfig") -> Iterator[str]:
         )
 
 
-def place_difficulty(stages: Sequence[str], policy: str | None, *, is_taught: bool) -> tuple[str, ...]:
-    """The stages with `difficulty`, if they have it, directly after the one whose policy it measures; where teachers
-    write traces (`is_taught`), not before these, with which it hands on the prompts."""
-    others = [stage for stage in stages if stage != "difficulty"]
-    if "difficulty" not in stages or policy not in others:
-        return tuple(stages)
-    after = "sample" if is_taught and policy == "base" and "sample" in others else policy
-    place = others.index(after) + 1
-    return (*others[:place], "difficulty", *others[place:])
-
-
-def _of_chain(config: "ExperimentConfig") -> Iterator[str]:
-    """Stages are in order, and have what they read and their sections."""
-    policy = config.difficulty.policy if config.difficulty is not None else None
-    order = [stage for stage in STAGE_ORDER if stage in config.stages]
-    expected = place_difficulty(order, policy, is_taught=bool(config.teachers))
-    if config.stages != expected:
-        yield f"stages: must be in the order {', '.join(expected)}, each once"
-    start = ("prepare_data", "base")
-    if missing := [stage for stage in start if stage not in config.stages]:
-        yield f"stages: {', '.join(missing)} missing; every chain starts with {', '.join(start)}"
-    provided = set[str]()
-    for stage in config.stages:
-        kind = STAGE_KINDS[stage]
-        for role in (*kind.inputs.values(), *kind.requires):
-            if role not in provided:
-                maker = next(name for name in STAGE_ORDER if role in STAGE_KINDS[name].provides)
-                yield f"stages: {stage} needs {maker} before it"
-        provided.update(kind.provides)
-    for stage in config.stages:
+def _of_sections(config: "ExperimentConfig", kinds: frozenset[str]) -> Iterator[str]:
+    """The stages have the sections that they cannot do without."""
+    for stage in (stage for stage in config.kinds if stage in kinds):
         for section in STAGE_KINDS[stage].sections:
             if reduce(getattr, section.split("."), config) is None:
                 if section == "objective" and config.method is not None:
@@ -99,11 +78,6 @@ def _of_chain(config: "ExperimentConfig") -> Iterator[str]:
                     )
                 preset = "; method=NAME takes that of a preset" if section == "objective" else ""
                 yield f"{section}: missing; stage {stage} needs it{preset}"
-    if "difficulty" in config.stages and "rl" not in config.stages:
-        yield "stages: difficulty has no effect without rl, the only stage that reads its prompts"
-    measured = config.measured_difficulty
-    if measured is not None and measured.policy == "sft" and "sft" not in config.stages:
-        yield "difficulty.policy: sft needs the stage sft in the chain; use base"
 
 
 def _of_teachers(config: "ExperimentConfig", rl: RLConfig | None) -> Iterator[str]:
@@ -125,12 +99,16 @@ def _of_teachers(config: "ExperimentConfig", rl: RLConfig | None) -> Iterator[st
 
 
 def _of_environment(
-    config: "ExperimentConfig", environment: EnvironmentConfig, objective: ObjectiveConfig | None, rl: RLConfig | None
+    config: "ExperimentConfig",
+    kinds: frozenset[str],
+    environment: EnvironmentConfig,
+    objective: ObjectiveConfig | None,
+    rl: RLConfig | None,
 ) -> Iterator[str]:
     """Turns follow the chat template, RL can learn from the episodes, and groups are measured in RL, after grading."""
     answering = {"rl": config.rl, "difficulty": config.difficulty, "sample": config.sample}
     for name, section in answering.items():
-        if name in config.stages and section is not None and section.stop:
+        if name in kinds and section is not None and section.stop:
             yield (
                 f"{name}.stop has no effect with an environment, whose turns end with the stop token of the chat "
                 "template; remove it"
@@ -188,7 +166,7 @@ def _of_tasks(config: "ExperimentConfig") -> Iterator[str]:
             )
 
 
-def _of_evaluation(config: "ExperimentConfig") -> Iterator[str]:
+def _of_evaluation(config: "ExperimentConfig", kinds: frozenset[str]) -> Iterator[str]:
     """Evaluation and validation name suites that exist, and a validation happens within the stage's steps."""
     if unknown := sorted(set(config.evaluation.suites) - set(config.data.suites)) if config.evaluation else []:
         yield (
@@ -197,7 +175,7 @@ def _of_evaluation(config: "ExperimentConfig") -> Iterator[str]:
             f"{', '.join(config.data.suites)}"
         )
     for name, section in {"sft": config.sft, "rl": config.rl}.items():
-        if name not in config.stages or section is None or section.validation is None:
+        if name not in kinds or section is None or section.validation is None:
             continue
         validation, where = section.validation, f"{name}.validation"
         if validation.source is not None and not config.data.validation_prompts:
@@ -211,7 +189,7 @@ def _of_evaluation(config: "ExperimentConfig") -> Iterator[str]:
                 yield f"{where}.suites: no suite is called {suite}{hint}; those of data.suites are {known}"
         if section.steps is not None and (complaint := validation.complaint_about_length(section.steps)):
             yield f"{where}.{complaint}"
-    if "sft" in config.stages and config.sft is not None and config.sft.validation is not None:
+    if "sft" in kinds and config.sft is not None and config.sft.validation is not None:
         if config.sft.validation.max_response_tokens is None and config.evaluation is None:
             yield "sft.validation.max_response_tokens: missing; its default is that of evaluation"
         if config.num_ranks > 1 and config.execution.zero_stage == 3:
@@ -350,18 +328,18 @@ def _of_rl(config: "ExperimentConfig", objective: ObjectiveConfig, rl: RLConfig)
             "rl.sampling.kind: pools takes quotas by pass rate, and data.train.kind: mixture by source; use one of them"
         )
     by_difficulty = isinstance(rl.sampling, CurriculumSampling) and rl.sampling.by == "difficulty"
-    if by_difficulty and "difficulty" not in config.stages:
+    if by_difficulty and "difficulty" not in config.kinds:
         yield (
             "rl.sampling.by: difficulty sorts by the pass rates that the stage difficulty measures; add the "
             "section difficulty (max_pass_rate: 1.0 keeps all prompts), or use trace_length"
         )
 
 
-def _of_engines(config: "ExperimentConfig", rl: RLConfig | None) -> Iterator[str]:
+def _of_engines(config: "ExperimentConfig", kinds: frozenset[str], rl: RLConfig | None) -> Iterator[str]:
     """Servers are given if and only if a section uses them, and vLLM does not sample below a lowest temperature."""
-    evaluation = config.evaluation if "evaluate" in config.stages else None
+    evaluation = config.evaluation if "evaluate" in kinds else None
     answering = {"difficulty": config.measured_difficulty, "sample": config.sampled_traces}
-    sft = config.sft if "sft" in config.stages else None
+    sft = config.sft if "sft" in kinds else None
     if sft is not None and sft.engine != "cluster" and sft.validation is None:
         yield f"sft.engine: {sft.engine} has no effect without sft.validation; add it, or remove sft.engine"
     if sft is not None and sft.engine == "vllm" and config.cluster == "ray":
@@ -407,7 +385,7 @@ def _of_engines(config: "ExperimentConfig", rl: RLConfig | None) -> Iterator[str
             )
 
 
-def _of_model(config: "ExperimentConfig", rl: RLConfig | None) -> Iterator[str]:
+def _of_model(config: "ExperimentConfig", kinds: frozenset[str], rl: RLConfig | None) -> Iterator[str]:
     """A base policy has its corpus, an endpoint is only evaluated, an adapter and a number format suit the training."""
     model, execution = config.model, config.execution
     if model.architecture is not None and (config.base is None or config.data.corpus is None):
@@ -417,7 +395,7 @@ def _of_model(config: "ExperimentConfig", rl: RLConfig | None) -> Iterator[str]:
         yield f"base and data.corpus have no effect with model.{origin}; remove them"
     if model.endpoint is not None:
         by_policy = {"difficulty", "sft", "rl"} if config.teachers else {"difficulty", "sample", "sft", "rl"}
-        if trained := [stage for stage in config.stages if stage in by_policy]:
+        if trained := [stage for stage in config.kinds if stage in by_policy and stage in kinds]:
             yield (
                 f"stages: {trained[0]} needs a model's weights, which model.endpoint does not give; keep only "
                 "prepare_data, base, evaluate and report, or give model.path"
@@ -440,19 +418,19 @@ def _of_model(config: "ExperimentConfig", rl: RLConfig | None) -> Iterator[str]:
                 "model.lora: rl.critic is a second model trained whole, so an adapter would not save its memory; "
                 "choose a method without a critic, or remove model.lora"
             )
-        if model.lora.dropout and "sft" not in config.stages:
+        if model.lora.dropout and "sft" not in config.kinds:
             yield (
                 "model.lora.dropout has no effect without sft: RL trains without dropout, as its rollouts are "
                 "sampled; remove it"
             )
-    trains = model.architecture is not None or {"sft", "rl"} & {*config.stages}
+    trains = model.architecture is not None or {"sft", "rl"} & kinds
     if trains and model.dtype == "bfloat16" and execution.zero_stage == 0:
         yield "execution.zero_stage: 0 keeps no float32 master weights for model.dtype: bfloat16; set it to 1, 2 or 3"
     if execution.ranks > 1 and config.cluster == "ray":
         yield f"execution.ranks: {execution.ranks} are of cluster: local; use execution.ray.trainer_ranks, or remove it"
     elif execution.ranks > 1:
         engines = {"rl": config.rl, "sft": config.sft}
-        for name in (name for name, section in engines.items() if name in config.stages and section is not None):
+        for name in (name for name, section in engines.items() if name in kinds and section is not None):
             if getattr(engines[name], "engine", None) == "vllm":
                 yield (
                     f"{name}.engine: vllm lives in the process of a single rank, and execution.ranks is "

@@ -1,8 +1,8 @@
 """Settings of each stage program: the part of the experiment that changes its result, and nothing else, so they are its
 identity (`luffy.pipeline.identity`); execution and tracking travel beside them."""
 
-from collections.abc import Callable
-from typing import Annotated, Literal, TypeVar
+from collections.abc import Callable, Mapping
+from typing import Annotated, Literal, Self, TypeVar
 
 from pydantic import Field, PositiveInt
 
@@ -142,6 +142,13 @@ class ReportSettings(StrictModel):
 
     experiment: ExperimentConfig
 
+    @classmethod
+    def read(cls, values: Mapping[str, object]) -> Self:
+        experiment = values.get("experiment")
+        return (
+            cls(experiment=ExperimentConfig.read(experiment)) if isinstance(experiment, dict) else super().read(values)
+        )
+
 
 def cluster_gpus(config: ExperimentConfig) -> int:
     """Total GPUs of the trainer's ranks and the engines under `cluster: ray`."""
@@ -184,7 +191,7 @@ def _settings(kind: type[Settings], config: ExperimentConfig, **own: object) -> 
 
 def _prepare_data(config: ExperimentConfig) -> PrepareDataSettings:
     data = config.data
-    if config.teachers:  # the stage sample chooses SFT's examples, once their traces are there
+    if config.is_taught:  # the stage sample chooses SFT's examples, once their traces are there
         sft = data.sft.model_copy(update={"unique_train_examples": "all"})
         data = data.model_copy(update={"sft": sft, "rl": "train"})
     model = config.model

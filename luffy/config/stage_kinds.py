@@ -2,18 +2,21 @@
 
 A new stage takes its program in `luffy/stages/` and its entry here, with its settings, at its place in a chain.
 An entry declares the *role* of each input, not the stage that makes it: `policy` is the newest policy of the chain,
-whichever stage made it. So the same entries wire every chain (`luffy.pipeline.graph`).
+whichever stage made it. So the same entries wire every chain (`luffy.config.chain`).
 """
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import AfterValidator
 from pydantic_core import PydanticKnownError
 
 from luffy.config.strict import StrictModel
+
+if TYPE_CHECKING:
+    from luffy.config.experiment import ExperimentConfig
 
 Role = Literal["data", "traces", "prompts", "policy", "evaluation"]
 """What a stage provides: suites and tokenizer; training data with traces; RL's prompts; a model; graded responses."""
@@ -56,6 +59,9 @@ class StageKind:
     reads_all: bool = False
     """Whether it reads every earlier stage, under that stage's name unless `inputs` names it."""
     sections: tuple[str, ...] = ()
+    """Sections of an experiment that it cannot do without."""
+    reads: tuple[str, ...] = ()
+    """Those that it reads, if they are there; a stage of a chain may have its own of these."""
     is_in_chains: bool = True
     """False: it runs on its own."""
     rooms: tuple[str, ...] = ()
@@ -76,15 +82,17 @@ class StageKind:
     def program(self) -> str:
         return f"luffy.stages.{self.name}"
 
-    def inputs_of(self, settings: object) -> Mapping[str, Role]:
-        """Its inputs; a validation reads `data` itself: `difficulty` and `sample` pass on training prompts alone. Where
-        teachers answer, `sample` reads no policy."""
-        found = {name: role for name, role in self.inputs.items() if role != "policy" or not _is_taught(settings)}
-        return {**found, "held_out": "data"} if _validates(settings) else found
+    def inputs_in(self, config: "ExperimentConfig") -> Mapping[str, Role]:
+        """Its inputs in an experiment as it sees it; a validation reads `data` itself: `difficulty` and `sample` pass
+        on training prompts alone. Where teachers answer, `sample` reads no policy."""
+        is_taught = self.name == "sample" and bool(config.teachers)
+        found = {name: role for name, role in self.inputs.items() if role != "policy" or not is_taught}
+        return {**found, "held_out": "data"} if _validates(getattr(config, self.name, None)) else found
 
-    def provides_of(self, settings: object) -> tuple[Role, ...]:
-        """What it provides: with teachers, `sample` writes all training data."""
-        return (*self.provides, "prompts") if _is_taught(settings) else self.provides
+    def provides_in(self, config: "ExperimentConfig") -> tuple[Role, ...]:
+        """What it provides there: with teachers, `sample` writes all training data."""
+        is_taught = self.name == "sample" and bool(config.teachers)
+        return (*self.provides, "prompts") if is_taught else self.provides
 
     def rooms_of(self, settings: object) -> tuple[str, ...]:
         """All rooms whose code can change its result with these settings."""
@@ -92,18 +100,15 @@ class StageKind:
         return tuple(sorted({*_GROUND, f"stages/{self.name}.py", *self.rooms, *measured}))
 
 
-def _validates(settings: object) -> bool:
-    return getattr(settings, "validation", None) is not None
-
-
-def _is_taught(settings: object) -> bool:
-    return bool(getattr(getattr(settings, "sample", None), "teachers", None))
+def _validates(section: object) -> bool:
+    return getattr(section, "validation", None) is not None
 
 
 _KINDS = (
     StageKind(
         "prepare_data",
         "Verified prompts with traces, evaluation suites, and the tokenizer",
+        reads=("data", "model", "grading", "environment"),
         provides=("data", "traces", "prompts"),
         rooms=(*_GRADED, "data", "rollout"),
         text="card.md",
@@ -111,6 +116,7 @@ _KINDS = (
     StageKind(
         "base",
         "The starting policy",
+        reads=("model", "base"),
         inputs={"data": "data"},
         provides=("policy",),
         rooms=(*_TRAINED, "cluster", "rollout", "stages/supervised_run.py", "stages/training_span.py"),
@@ -119,6 +125,7 @@ _KINDS = (
     StageKind(
         "difficulty",
         "Training prompts that the policy solves neither too rarely nor too often",
+        reads=("model", "difficulty", "rl", "grading", "environment"),
         inputs={"data": "prompts", "model": "policy"},
         provides=("prompts",),
         sections=("difficulty",),
@@ -128,6 +135,7 @@ _KINDS = (
     StageKind(
         "sample",
         "Answers to the training prompts, the policy's own or those of teachers, and the correct ones as traces",
+        reads=("model", "sample", "data", "grading", "environment"),
         inputs={"data": "data", "model": "policy"},
         provides=("traces",),
         sections=("sample", "data.train"),
@@ -137,6 +145,7 @@ _KINDS = (
     StageKind(
         "sft",
         "The policy after supervised fine-tuning on traces",
+        reads=("model", "sft", "cluster", "environment", "evaluation", "grading"),
         inputs={"data": "traces", "model": "policy"},
         provides=("policy",),
         sections=("sft", "data.train"),
@@ -146,6 +155,7 @@ _KINDS = (
     StageKind(
         "rl",
         "The policy after mixed-policy reinforcement learning",
+        reads=("model", "rl", "objective", "data", "cluster", "environment", "evaluation", "grading"),
         inputs={"data": "prompts", "model": "policy"},
         provides=("policy",),
         sections=("rl", "objective", "data.train"),
@@ -155,6 +165,7 @@ _KINDS = (
     StageKind(
         "evaluate",
         "Accuracy of one checkpoint on all suites, with all decodings",
+        reads=("model", "evaluation", "grading", "environment"),
         inputs={"data": "data", "model": "policy"},
         provides=("evaluation",),
         for_each="policy",
@@ -185,8 +196,8 @@ _KINDS = (
     ),
 )
 STAGE_KINDS: Mapping[str, StageKind] = MappingProxyType({kind.name: kind for kind in _KINDS})
-STAGE_ORDER = tuple(kind.name for kind in _KINDS if kind.is_in_chains)
-"""The stages that a chain may have, in order."""
+CHAIN_KINDS = tuple(kind.name for kind in _KINDS if kind.is_in_chains)
+"""The kinds of stages that a chain may have."""
 
 
 def _registered(name: str) -> str:

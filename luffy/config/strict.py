@@ -70,6 +70,11 @@ class StrictModel(BaseModel):
         """What is wrong between the fields of such a section; the first is reported."""
         yield from ()
 
+    @classmethod
+    def read(cls, values: Mapping[str, object]) -> Self:
+        """The section that was dumped as `values`; ValidationError."""
+        return cls.model_validate_json(json.dumps(values))
+
     def changed(self, *names: str) -> list[str]:
         """Those of the fields that are not at their defaults; a stage's own file gives every field a value."""
         return [name for name in names if getattr(self, name) != type(self).model_fields[name].default]

@@ -149,9 +149,10 @@ def read_pass_rates(path: Path) -> dict[str, float]:
 
 
 def difficulty_card(
-    config: DifficultyConfig, rates: Sequence[PassRate], fits: Sequence[Fit], data_sources: Sequence[str]
+    policy: str, config: DifficultyConfig, rates: Sequence[PassRate], fits: Sequence[Fit], data_sources: Sequence[str]
 ) -> DifficultyCard:
-    """Return the card of all prompts; every setting of `config` that has a fallback must be filled in."""
+    """Return the card of all prompts as the node `policy` solves them; every setting of `config` that has a fallback
+    must be filled in."""
     assert config.temperature is not None
     assert config.max_response_tokens is not None
     sources = {}
@@ -163,7 +164,7 @@ def difficulty_card(
             "mean_pass_rate": _mean([rate.value for rate, _ in chosen]),
         }
     return DifficultyCard(
-        policy=config.policy,
+        policy=policy,
         temperature=config.temperature,
         max_response_tokens=config.max_response_tokens,
         min_pass_rate=config.min_pass_rate,

@@ -211,7 +211,7 @@ class Experiment:
             extends=str(plan.extends) if plan.extends else None,
             verify=self.verify,
             afresh=afresh,
-            execution=execution_of(self.config, plan.node.settings),
+            execution=execution_of(plan.node.config, plan.node.settings),
             tracking=self.config.tracking,
         )
 
@@ -353,7 +353,8 @@ class ExperimentRun:
             write_run(self.directory, record)
 
     def _start(self, plan: StagePlan, observer: StageObserver, afresh: bool) -> None:
-        node, stage, execution = plan.node.name, plan.node.stage, self.experiment.config.execution
+        node, stage, config = plan.node.name, plan.node.stage, plan.node.config
+        execution = config.execution
         check_space(plan, execution.checkpoint)
         # One job for garbage collection, which keeps what an unfinished stage needs, and the run's own for the program:
         # another run of the stage, with other execution settings, may replace the former before the program reads it.
@@ -366,9 +367,9 @@ class ExperimentRun:
         def waiting(what: str) -> None:
             observer.event(plan, Event("waiting", time.time(), os.getpid(), text=what))
 
-        wanted, limit_s = gpus_of_stage(self.experiment.config, stage), execution.time_limits_s.get(stage)
+        wanted, limit_s = gpus_of_stage(config, stage), execution.time_limits_s.get(stage)
         try:
-            fewer = trains_here(self.experiment.config, stage)
+            fewer = trains_here(config, stage)
             with own_gpus(wanted, waiting, self.stopped, fewer=fewer) as environment:
                 began = time.monotonic()
                 try:
@@ -381,7 +382,7 @@ class ExperimentRun:
                         time_limit_s=None if limit_s is None else max(limit_s - self._spent_s[node], 0.0),
                         grace_s=execution.grace_s,
                         stopped=self.stopped,
-                        has_engine=has_own_vllm(self.experiment.config, stage),
+                        has_engine=has_own_vllm(config, stage),
                     )
                 finally:
                     self._spent_s[node] += time.monotonic() - began
@@ -448,7 +449,7 @@ def check_checkpoints(config: ExperimentConfig, steps: tuple[int, ...], workspac
     plans = {plan.node.name: plan for plan in open_experiment(config, workspace, sweep_steps=steps).plan()}
     if plans["sweep"].action == "reuse":
         return
-    rl = plans["rl"]
+    rl = plans[plans["sweep"].node.inputs["model"]]
     if rl.action != "reuse":
         reason = f"{rl.headline}: {rl.reason}" if rl.reason else rl.headline
         raise DataError(

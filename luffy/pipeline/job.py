@@ -58,7 +58,7 @@ class StageJob(StrictModel):
         kind = SETTINGS.get(info.data.get("stage", ""))
         if kind is None or isinstance(value, kind):
             return value
-        return kind.model_validate_json(json.dumps(value))
+        return kind.read(value) if isinstance(value, dict) else kind.model_validate(value)
 
     @property
     def identity(self) -> Identity:

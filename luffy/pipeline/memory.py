@@ -20,6 +20,7 @@ from pathlib import Path
 
 from luffy.config import ExperimentConfig
 from luffy.config.answers import DifficultyConfig, SampleConfig
+from luffy.config.chain import views_of
 from luffy.config.evaluation import EvaluationConfig
 from luffy.config.model import ModelConfig
 from luffy.config.settings import has_own_vllm, scored_by
@@ -96,19 +97,22 @@ def _part(name: str, num_bytes: float, formula: str) -> Component:
 
 
 def estimate_memory(
-    architecture: ModelArchitecture, config: ExperimentConfig, gpu_gib: float | None
+    architecture: ModelArchitecture,
+    config: ExperimentConfig,
+    gpu_gib: float | None,
+    stages: Collection[str] | None = None,
 ) -> tuple[GpuMemory, ...]:
-    """Memory of each kind of GPU in the training stages; `gpu_gib`: size of one, None: unknown.
+    """Memory of each kind of GPU in those of `stages` (all) that train; `gpu_gib`: size of one, None: unknown.
 
     SFT: a rank during an update, and with vLLM a shared GPU during a validation. RL, disaggregated: a trainer's GPU
     during an update, and an engine's. Colocated, as vLLM in the trainer's process is: a shared GPU during a rollout
     (the trainer's weights and optimizer states stay on it) and during an update (the engine sleeps, without weights and
     cache). An engine that is kept for the stages in which finished models answer sleeps in a process of its own.
     """
-    found = []
-    is_kept = any(has_own_vllm(config, stage) for stage in config.stages if stage not in ("sft", "rl"))
+    found, stages = [], config.kinds if stages is None else stages
+    is_kept = any(has_own_vllm(config, stage) for stage in config.kinds if stage not in ("sft", "rl"))
     kept = (replace(_SLEEPING, name="kept engine, asleep"),) if is_kept else ()
-    if "sft" in config.stages:
+    if "sft" in stages:
         rank = _Rank(architecture, config, "sft")
         beside: tuple[Component, ...] = (*kept, *_scoring(config, "sft"))
         if config.sft is not None and config.sft.engine == "vllm":
@@ -119,7 +123,7 @@ def estimate_memory(
             parts = (*rank.in_rollout(), _PROCESS, *of_engine, *_scoring(config, "sft"))
             found.append(GpuMemory("shared GPU in a validation of SFT", rank.count, parts, gpu_gib))
         found.append(GpuMemory("GPU in SFT", rank.count, (*rank.in_update(), *beside), gpu_gib))
-    if "rl" in config.stages:
+    if "rl" in stages:
         rank = _Rank(architecture, config, "rl")
         kept = (*(kept if config.cluster == "ray" else ()), *_scoring(config, "rl"))
         if config.shares_gpus:
@@ -398,7 +402,12 @@ def shared_context(config: ExperimentConfig) -> int | None:
 
     Problems of suites may be longer than `data.max_prompt_tokens`: only their own stage knows.
     """
-    stages = [stage for stage in config.stages if has_own_vllm(config, stage)]
+    found = [_shared_context(view.config, view.kinds) for view in views_of(config)]
+    return max((tokens for tokens in found if tokens is not None), default=None)
+
+
+def _shared_context(config: ExperimentConfig, kinds: Collection[str]) -> int | None:
+    stages = [stage for stage in kinds if has_own_vllm(config, stage)]
     if not stages:
         return None
     responses = [section.max_response_tokens or 0 for section in answering(config, stages).values()]

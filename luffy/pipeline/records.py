@@ -1,13 +1,12 @@
 """The runs of a workspace as recorded in their `run.json`, and whether the process of each still holds its lock."""
 
 import difflib
-import json
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from pydantic import ValidationError
 
@@ -35,6 +34,11 @@ class StageEntry:
     action: str
     """The run's decision: `reused`, `run`, `resume from step 20`, ..."""
     reason: str
+
+    @property
+    def kind(self) -> str:
+        """The name of its kind: that of the folder in which the results of a kind lie."""
+        return self.directory.parent.name
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,10 +81,15 @@ class RunRecord:
         return self.condition == "running"
 
     @property
+    def kinds(self) -> dict[str, str]:
+        """By node, the name of its kind."""
+        return {node: entry.kind for node, entry in self.stages.items()}
+
+    @property
     def configuration(self) -> ExperimentConfig | None:
         """Its configuration; None where this version cannot read it."""
         try:
-            return ExperimentConfig.model_validate_json(json.dumps(without_removed(dict(self.config), finished=True)))
+            return ExperimentConfig.read(cast(Mapping[str, object], without_removed(dict(self.config), finished=True)))
         except ValidationError:
             return None
 

@@ -5,7 +5,7 @@ Under `cluster: local` it covers vLLM engines, training beside one on a GPU, and
 
 import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 
 from luffy.config import ExperimentConfig
@@ -15,6 +15,7 @@ from luffy.config.training import ModelTeacher
 from luffy.errors import ConfigError
 from luffy.model_shape import architecture_of, linear_layers, missing_package, positions_of
 from luffy.pipeline.gpus import Gpu, detected_gpus, hidden_gpus
+from luffy.pipeline.graph import StageNode, build_graph
 from luffy.pipeline.inherited_environment import complaints_about_variables
 from luffy.pipeline.memory import (
     REWARD_MODEL,
@@ -44,36 +45,54 @@ class Resources:
     """One line for each reason why the run cannot work: the field, what was found, what to do."""
 
 
-def check_resources(config: ExperimentConfig, stages: Sequence[str] | None = None) -> None:
-    """Raise ConfigError, one line per mistake, if `stages` (all) need more GPUs or memory than the machine has."""
-    complaints = find_resources(config, stages).complaints
+def check_resources(config: ExperimentConfig, nodes: Sequence[StageNode] | None = None) -> None:
+    """Raise ConfigError, one line per mistake, if `nodes` (all) need more GPUs or memory than the machine has."""
+    complaints = find_resources(config, nodes).complaints
     if complaints:
         raise ConfigError("\n".join(complaints))
 
 
-def find_resources(config: ExperimentConfig, stages: Sequence[str] | None = None) -> Resources:
-    """Check what an experiment needs for `stages`, by default all of its own. What the others lack becomes a note.
+def find_resources(config: ExperimentConfig, nodes: Sequence[StageNode] | None = None) -> Resources:
+    """Check what an experiment needs for `nodes`, by default all of its own. What the others lack becomes a note.
 
     Under `cluster: local` only vLLM engines on known GPUs are checked, and there may be a note. Raises DataError if
     `model.path` is a local path that is not a model folder.
     """
-    gpus, wanted = detected_gpus(), config.stages if stages is None else stages
-    placement = _Placement(config, wanted, None if gpus is None else [gpu.memory_gib for gpu in gpus])
-    notes = _advice_on_engine(config, gpus) if config.cluster == "local" and "rl" in wanted else []
-    notes += _unset_keys(config, wanted)
+    gpus, every = detected_gpus(), build_graph(config)
+    wanted = every if nodes is None else nodes
+    views: dict[int, list[StageNode]] = {}
+    for node in wanted:
+        views.setdefault(id(node.config), []).append(node)
+    found = [_resources_of_view(config, gpus, own) for own in views.values()]
+    memory = dict.fromkeys(gpu for each in found for gpu in each.gpus)
+    notes = dict.fromkeys(note for each in found for note in each.notes)
+    complaints = dict.fromkeys(complaint for each in found for complaint in each.complaints)
+    if {node.name for node in wanted} < {node.name for node in every}:
+        others = find_resources(config).complaints
+        notes |= dict.fromkeys(f"refused without --only: {line}" for line in others if line not in complaints)
+    return Resources(tuple(memory), tuple(notes), tuple(complaints))
+
+
+def _resources_of_view(config: ExperimentConfig, gpus: tuple[Gpu, ...] | None, nodes: Sequence[StageNode]) -> Resources:
+    """What the stages need that see the experiment alike."""
+    seen, wanted = nodes[0].config, tuple(dict.fromkeys(node.stage for node in nodes))
+    placement = _Placement(seen, wanted, None if gpus is None else [gpu.memory_gib for gpu in gpus])
+    notes = _advice_on_engine(seen, gpus) if seen.cluster == "local" and "rl" in wanted else []
+    notes += _unset_keys(seen, wanted)
     if hidden := hidden_gpus():
         notes.append(f"CUDA_VISIBLE_DEVICES hides the GPUs of this machine ({hidden}): stages run on its CPU")
     if gpus and (build := version("torch")).endswith("+cpu"):
         notes.append(f"torch {build} cannot use this machine's GPUs: stages run on its CPU; install a build for CUDA")
     complaints = complaints_about_variables(os.environ, starts_ray=placement.starts_ray)
-    complaints += [*_too_long(config, wanted), *_untrainable(placement)]
+    complaints += [*_too_long(seen, wanted), *_untrainable(placement)]
     if placement.is_estimated:
-        notes += _notes(placement) if config.cluster == "ray" else []
+        notes += _notes(placement) if seen.cluster == "ray" else []
         complaints += [*_unfit_gpus(placement), *_heads_not_divided(placement), *_too_full(placement)]
-    if {*wanted} < {*config.stages}:
-        others = find_resources(config).complaints
-        notes += [f"refused without --only: {line}" for line in others if line not in complaints]
-    return Resources(placement.memory, tuple(notes), tuple(complaints))
+    if seen is config:
+        return Resources(placement.memory, tuple(notes), tuple(complaints))
+    name = nodes[0].name
+    memory = tuple(replace(gpu, name=f"{gpu.name}, {name}") for gpu in placement.memory)
+    return Resources(memory, tuple(notes), tuple(f"stages.{name}: {line}" for line in complaints))
 
 
 class _Placement:
@@ -90,7 +109,7 @@ class _Placement:
         """Memory of the smallest GPU of training; None: unknown."""
         self.generation_gpu_gib = execution.gpu_memory_gb or min(here_gib or (), default=None)
         """The same for stages in which a finished model answers, which always run on this machine."""
-        self.trains = bool({"sft", "rl"} & {*stages})
+        self.trains, self.trains_rl = bool({"sft", "rl"} & {*stages}), "rl" in stages
         self.trains_on_ray = config.cluster == "ray" and self.trains
         has_engines = "rl" in stages and config.num_engines > 0
         has_any = has_engines or ("sft" in stages and has_own_vllm(config, "sft"))
@@ -116,7 +135,9 @@ class _Placement:
         if self.architecture is not None:
             if generates:
                 self.generating = generation_memory(self.architecture, config, self.generation_gpu_gib, stages)
-            trained = estimate_memory(self.architecture, config, self.training_gpu_gib) if self.trains_on_gpus else ()
+            trained = (
+                estimate_memory(self.architecture, config, self.training_gpu_gib, stages) if self.trains_on_gpus else ()
+            )
             self.memory = (*trained, *self.generating)
 
 
@@ -303,7 +324,7 @@ def _notes(placement: _Placement) -> list[str]:
     config, architecture = placement.config, placement.architecture
     address, here = config.execution.ray.address, placement.here_gib
     wanted = cluster_gpus(config) if placement.trains_on_ray else engine_gpus(config) if placement.vllm_users else 1
-    teacher = config.rl.teacher if "rl" in config.stages and config.rl is not None else None
+    teacher = config.rl.teacher if placement.trains_rl and config.rl is not None else None
     notes = []
     if placement.trains_on_ray and address is not None:
         notes.append(f"{wanted} GPUs needed on the Ray cluster at {address}, or as many CPUs where it has no GPU")

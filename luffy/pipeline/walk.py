@@ -50,14 +50,20 @@ def find_room(config: ExperimentConfig, nodes: Sequence[StageNode]) -> Room:
         return ONE_AT_A_TIME
     gpus = detected_gpus()
     if gpus:
-        return Room(len(gpus), {node.name: min(gpus_of_stage(config, node.stage), len(gpus)) for node in nodes}, most)
-    if gpus is None or execution.num_threads is None:
+        return Room(
+            len(gpus), {node.name: min(gpus_of_stage(node.config, node.stage), len(gpus)) for node in nodes}, most
+        )
+    if gpus is None or any(node.config.execution.num_threads is None for node in nodes):
         return ONE_AT_A_TIME  # torch takes every core
     if execution.parallel_stages:
         return Room(most, {node.name: 1 for node in nodes}, most)
-    cores, threads = os.cpu_count() or 1, execution.num_threads
-    training = execution.ranks * threads + 1
-    return Room(cores, {node.name: training if node.stage in _TRAIN else threads for node in nodes}, most)
+    needs = {
+        node.name: node.config.execution.ranks * (node.config.execution.num_threads or 1) + 1
+        if node.stage in _TRAIN
+        else node.config.execution.num_threads or 1
+        for node in nodes
+    }
+    return Room(os.cpu_count() or 1, needs, most)
 
 
 def walk(nodes: Sequence[StageNode], make: Make[Result], room: Room, stop: Callable[[], None]) -> dict[str, Result]:

@@ -20,7 +20,7 @@ from luffy.errors import LuffyError
 from luffy.evaluation.results import Cell, CheckpointScores, advice_on, checkpoint_name, read_scores
 from luffy.evaluation.sample_files import SampleRecord, find_samples, read_samples_of
 from luffy.grading.extract import THINK_CLOSE, THINK_OPEN
-from luffy.pipeline.graph import build_graph, nodes_providing, nodes_showing
+from luffy.pipeline.graph import build_graph, providing, showing
 from luffy.pipeline.manifest import Manifest, finished_manifest
 from luffy.report.cards import difficulty_section, sample_section, taught_section
 from luffy.report.cells import (
@@ -71,6 +71,8 @@ class FinishedChain:
     """By node, in the order of the chain."""
     metrics: dict[str, list[MetricRow]]
     """Training curves by node, those that exist."""
+    rl: Mapping[str, ExperimentConfig]
+    """The experiment as each stage of RL sees it, by node."""
     samples: tuple[tuple[int, SampleRollout], ...]
     """Rollouts of RL with their steps."""
     responses: tuple[SampleRecord, ...]
@@ -120,7 +122,8 @@ def read_chain(config: ExperimentConfig, inputs: Mapping[str, Path]) -> Finished
     nodes = build_graph(config)
     entries = {name: entry for entry, name in next(node for node in nodes if node.kind.reads_all).inputs.items()}
     stages = {node.name: inputs[entries[node.name]] for node in nodes if entries.get(node.name) in inputs}
-    evaluations = nodes_providing("evaluation", stages)
+    kinds = {node.name: node.stage for node in nodes if node.name in stages}
+    evaluations = providing("evaluation", kinds)
     if not evaluations:
         raise LuffyError("the report needs at least one evaluated checkpoint")
 
@@ -128,12 +131,13 @@ def read_chain(config: ExperimentConfig, inputs: Mapping[str, Path]) -> Finished
         return [stages[node.name] / "card.json" for node in nodes if node.stage == stage and node.name in stages]
 
     manifests = [finished_manifest(directory) for directory in stages.values()]
-    curves = {name: read_metrics(stages[name] / METRICS_FILE) for name in nodes_showing("training_curves", stages)}
-    sampled = nodes_showing("rollout_samples", stages)
+    curves = {name: read_metrics(stages[name] / METRICS_FILE) for name in showing("training_curves", kinds)}
+    sampled = showing("rollout_samples", kinds)
     return FinishedChain(
         config=config,
         manifests={manifest.node: manifest for manifest in manifests},
         metrics={name: rows for name, rows in curves.items() if rows},
+        rl={node.name: node.config for node in nodes if node.stage == "rl"},
         samples=tuple(sample for name in sampled for sample in read_samples(stages[name] / SAMPLES_FILE)),
         responses=() if sampled else tuple(_responses(stages[evaluations[-1]])),
         evaluations=tuple(read_scores(stages[name], config.checkpoint_names) for name in evaluations),
@@ -279,9 +283,12 @@ def _opening(chain: FinishedChain, confidence: str) -> Section:
         names = f"{checkpoint_name(first.checkpoint)} to {checkpoint_name(last.checkpoint)}"
         sentences.append(f"From {names}, accuracy changed {', '.join(filter(None, (clear, noise)))}.")
 
-    rewards = [row["reward/mean"] for row in chain.metrics.get("rl", []) if "reward/mean" in row]
-    if rewards:
-        method = f" ({chain.config.method})" if chain.config.method else ""
+    for node, seen in chain.rl.items():
+        rewards = [row["reward/mean"] for row in chain.metrics.get(node, []) if "reward/mean" in row]
+        if not rewards:
+            continue
+        words = [*([] if node == "rl" else [node]), *([seen.method] if seen.method else [])]
+        method = f" ({', '.join(words)})" if words else ""
         stretch = max(1, len(rewards) // 10)
         early, late = fmean(rewards[:stretch]), fmean(rewards[-stretch:])
         steps = "step" if stretch == 1 else f"{stretch} steps"
@@ -357,7 +364,7 @@ def _more(chain: FinishedChain, decoding: str) -> Section:
 def _training(chain: FinishedChain) -> list[Section]:
     sections = []
     for node, rows in reversed(chain.metrics.items()):
-        objective = chain.config.objective if node == "rl" else None
+        objective = chain.rl[node].objective if node in chain.rl else None
         figures = draw_panels(rl_panels(objective.terms) if objective else supervised_panels(), rows)
         outcomes = draw_outcomes(rows) if objective else None
         if outcomes:

@@ -16,6 +16,7 @@ from luffy.data.parquet import iterate_prompts, write_prompts
 from luffy.data.splits import TRAIN
 from luffy.errors import DataError
 from luffy.files import write_atomic
+from luffy.pipeline.manifest import read_manifest
 from luffy.report.cards import card_markdown, difficulty_section
 from luffy.stages.policy_answers import answer_prompts
 from luffy.stages.program import StageContext, StageResult, main
@@ -36,7 +37,14 @@ def run(settings: DifficultySettings, context: StageContext) -> StageResult:
             f"difficulty.max_pass_rate {config.max_pass_rate:g} (they range from {min(values):g} to {max(values):g}); "
             "widen the range"
         )
-    card = difficulty_card(config, rates, fits, [prompt.data_source for prompt in answered.prompts])
+    manifest = read_manifest(context.inputs["model"])
+    card = difficulty_card(
+        manifest.node if manifest else "policy",
+        config,
+        rates,
+        fits,
+        [prompt.data_source for prompt in answered.prompts],
+    )
     write_pass_rates(out / RATES_FILE, rates, fits)
     kept = {rate.uid for rate, fit in zip(rates, fits, strict=True) if fit is Fit.KEPT}
     whole = iterate_prompts(context.inputs["data"] / TRAIN)

@@ -99,7 +99,7 @@ def test_each_round_of_expert_iteration_learns_the_newest_policys_own_answers_al
         f"sample.num_samples={SAMPLES}", "sample.max_response_tokens=16",
         "sample.keep={choose: first, max_per_prompt: 2}", "sft={num_traces: null, epochs: null, steps: 2}",
     )  # fmt: skip
-    experiment = opened(workspace, "smoke.yaml", *rounds, "expert_iteration.rounds=2")
+    experiment = opened(workspace, "smoke.yaml", *rounds, "stages.rounds.repeat=2")
     execute(experiment)
     first, second, sft = (experiment.plan_node(name) for name in ("sample_1", "sample_2", "sft_2"))
     assert second.inputs["model"] == experiment.plan_node("sft_1").directory
@@ -115,7 +115,7 @@ def test_each_round_of_expert_iteration_learns_the_newest_policys_own_answers_al
     cards = [read_card(plan.directory / "card.json", SampleCard) for plan in (first, second)]
     assert [(card.policy, card.round) for card in cards] == [("base", 1), ("sft_1", 2)]
     assert all(0 < card.kept.traces <= 2 * card.kept.prompts for card in cards)
-    third = opened(workspace, "smoke.yaml", *rounds, "expert_iteration.rounds=3").plan()
+    third = opened(workspace, "smoke.yaml", *rounds, "stages.rounds.repeat=3").plan()
     assert [plan.action for plan in third] == [*["reuse"] * 6, "run", "run"]
 
 

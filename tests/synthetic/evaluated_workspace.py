@@ -97,7 +97,10 @@ def write_run(workspace: Workspace, run: str, evaluations: Mapping[str, str], *o
         "state": "finished",
         "experiment": config.name,
         "started": f"2026-03-01T{len(list(workspace.runs.iterdir())):02d}:00:00+00:00",
-        "stages": {node: {"key": key} for node, key in evaluations.items()},
+        "stages": {
+            node: {"key": key, "directory": str(workspace.stage_directory("evaluate", key))}
+            for node, key in evaluations.items()
+        },
         "config": config.model_dump(mode="json"),
     }
     (directory / "run.json").write_text(json.dumps(record), encoding="utf-8")

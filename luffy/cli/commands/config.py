@@ -10,6 +10,7 @@ from luffy.cli.console import say, show_rows
 from luffy.cli.options import Debug, Overrides, config_argument
 from luffy.config import load_experiment
 from luffy.config.fields import all_fields
+from luffy.config.given import STAGES
 from luffy.config.load import ResolvedExperiment, resolve_experiment
 from luffy.config.settings import RLSettings, SFTSettings, StageSettings
 from luffy.config.shipped import DATA, EXPERIMENTS, PresetKind, experiment_file
@@ -78,7 +79,7 @@ def resolved_lines(resolved: ResolvedExperiment, *, defaults: bool = True) -> It
             elif isinstance(value, list) and any(isinstance(element, dict) for element in value):
                 yield f"{name}:"
                 for index, element in enumerate(value):
-                    place = (*here, str(index))
+                    place = here if here == (STAGES,) else (*here, str(index))  # stages go by their names
                     if isinstance(element, dict):
                         yield from (f"  {'  ' if n else '- '}{line}" for n, line in enumerate(lines(element, place)))
                     else:

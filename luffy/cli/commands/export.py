@@ -13,10 +13,11 @@ from luffy.api.runs import export_stage
 from luffy.cli.commands.config import explain_stage
 from luffy.cli.console import say
 from luffy.cli.options import Debug, WorkspaceFolder
+from luffy.config.chain import plain_stages
 from luffy.config.yaml_source import dump_yaml
 from luffy.errors import EXIT_OK, ConfigError, DataError, LuffyError, UserError
 from luffy.files import write_atomic
-from luffy.pipeline.graph import build_graph, nodes_providing
+from luffy.pipeline.graph import build_graph, providing
 from luffy.pipeline.job import JOB_FILE
 from luffy.pipeline.manifest import MANIFEST_FILE
 from luffy.pipeline.records import RunRecord, find_run
@@ -87,7 +88,7 @@ def export(
     stage, record, node = Path(source), None, ""
     if not (stage / JOB_FILE).is_file():
         record = find_run(find_workspace(workspace), source)
-        made = nodes_providing("policy", record.stages)
+        made = providing("policy", record.kinds)
         if not made:
             raise DataError(f"{record.name}: has no policy yet; luffy show {record.name} lists its stages")
         node = made[-1]
@@ -114,11 +115,12 @@ def write_card(record: RunRecord, node: str, folder: Path) -> None:
     write_atomic(folder / _EXPERIMENT, dump_yaml(config.model_dump(mode="json")))
     nodes = build_graph(config)
     trained = [(each.name, text) for each in nodes if (text := explain_stage(each.settings)) is not None]
-    if "evaluate" not in config.stages:
+    if "evaluate" not in config.kinds:
         raise DataError("it shows accuracies, and the run has no stage evaluate")
-    whole = config.model_copy(update={"stages": tuple(dict.fromkeys((*config.stages, "report")))})
-    (page,) = [each for each in build_graph(whole) if each.kind.reads_all]
-    there = {entry: record.stages[name].directory for entry, name in page.inputs.items() if name in record.stages}
+    page = plain_stages(() if "report" in config.kinds else ("report",))
+    whole = config.model_copy(update={"stages": config.stages | page})
+    reader = next(each for each in build_graph(whole) if each.kind.reads_all)
+    there = {entry: record.stages[name].directory for entry, name in reader.inputs.items() if name in record.stages}
     chain = read_chain(whole, {entry: path for entry, path in there.items() if (path / MANIFEST_FILE).is_file()})
     write_atomic(folder / _CARD, model_card(chain, node, trained, _EXPERIMENT))
 
@@ -156,7 +158,7 @@ def push(folder: Path, name: str, *, public: bool) -> str:
 
 def training_file(record: RunRecord) -> Path:
     """The training prompts of the run's last finished stage that makes traces; DataError without one."""
-    made = [record.stages[name].directory for name in nodes_providing("traces", record.stages)]
+    made = [record.stages[name].directory for name in providing("traces", record.kinds)]
     finished = [path for path in made if (path / MANIFEST_FILE).is_file()]
     files = [file for path in finished for name in _TRACED_FILES if (file := path / name).is_file()]
     if not files:

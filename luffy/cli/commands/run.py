@@ -63,7 +63,7 @@ def run(
     if dry_run:
         show_plan(experiment, where, verify=verify, only=chosen, adopts=adopt)
         return EXIT_OK
-    check([experiment], where, stages=[node.stage for node in nodes if node.name in chosen] or None)
+    check([experiment], where, nodes=[node for node in nodes if node.name in chosen] or None)
     parameters = {"config_file": config, "overrides": overrides or [], "verify": verify}
     parameters |= {"only": only, "force": force, "adopt": adopt}
     plans = partial(plans_of, experiment, where, verify=verify)

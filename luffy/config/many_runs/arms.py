@@ -6,9 +6,10 @@ from operator import attrgetter
 from pathlib import Path
 from typing import NoReturn
 
+from luffy.config.chain import StageInstance, instances_of
 from luffy.config.evaluation import VALIDATION
-from luffy.config.experiment import ExperimentConfig, StageVisit, visits_of
-from luffy.config.load import chain_stages, load_experiment
+from luffy.config.experiment import ExperimentConfig
+from luffy.config.load import chain_kinds, load_experiment
 from luffy.config.many_runs.sweep_design import (
     ArmConfig,
     GridPoint,
@@ -18,8 +19,7 @@ from luffy.config.many_runs.sweep_design import (
 )
 from luffy.config.settings import CONFIGURE
 from luffy.config.shipped import named_file
-from luffy.config.stage_kinds import STAGE_KINDS
-from luffy.config.strict import OF_ONE_MACHINE, StrictModel
+from luffy.config.strict import OF_ONE_MACHINE
 from luffy.config.yaml_source import KeyPath, place_of
 from luffy.errors import ConfigError
 
@@ -91,7 +91,7 @@ def candidates_of_arms(design: SweepDesign, path: Path, origins: Mapping[KeyPath
         for point in points[name][1:]:
             tried = _load_arm(plan, design, experiment, point)
             _check_equal({first: loaded[first][0], name: tried}, plans)
-            learned = [_settings(each, [visit.stage for visit in learning(each)]) for each in (*loaded[name], tried)]
+            learned = [_settings_of(learning(each)) for each in (*loaded[name], tried)]
             if learned[-1] in learned[:-1]:  # fewer tries than the others get
                 same = points[name][learned.index(learned[-1])]
                 plan.refuse(
@@ -138,9 +138,9 @@ def _load_arm(arm: _ArmPlan, design: SweepDesign, experiment: Path, point: GridP
     named = [f"name={design.name}.{arm.name}", f"chain={own.chain}", f"method={own.method}"]
     overrides = [*design.overrides, *own.overrides, *point.overrides, *named]
     # How many steps an arm's share of the budget makes depends on the rest of its experiment.
-    any_length = _lengths(chain_stages(own.chain, experiment, arm.where), 10**6, 10**6)
+    any_length = _lengths(chain_kinds(own.chain, experiment, arm.where), 10**6, 10**6)
     unmeasured = load_experiment(experiment, [*overrides, *any_length], given_at=arm.where)
-    if not {"sft", "rl"} & {*unmeasured.stages}:
+    if not {"sft", "rl"} & {*unmeasured.kinds}:
         arm.refuse(f"chain {own.chain} trains nothing: there is nothing to compare")
     lengths = _lengths_by_steps(arm, budget.optimizer_steps, unmeasured)
     return load_experiment(experiment, [*overrides, *lengths], given_at=arm.where)
@@ -153,12 +153,12 @@ def _lengths(stages: Sequence[str], sft_steps: int, rl_steps: int) -> list[str]:
 
 def _lengths_by_steps(arm: _ArmPlan, budget: int, config: ExperimentConfig) -> list[str]:
     """Overrides with which the arm makes `budget` optimizer steps."""
-    has_both, sft_steps = {"sft", "rl"} <= {*config.stages}, arm.config.sft_steps or 0
+    has_both, sft_steps = {"sft", "rl"} <= {*config.kinds}, arm.config.sft_steps or 0
     if has_both and not sft_steps:
         arm.refuse("sft_steps: missing; say how many optimizer steps SFT makes before RL")
     if sft_steps and not has_both:
         arm.refuse(f"sft_steps has no effect with chain {arm.config.chain}, which has not both SFT and RL; remove it")
-    rl = config.rl if "rl" in config.stages else None
+    rl = config.rl if "rl" in config.kinds else None
     left, a_step = budget - sft_steps, 1 if rl is None else rl.updates_per_step
     if rl is None:
         sft_steps = budget
@@ -167,19 +167,20 @@ def _lengths_by_steps(arm: _ArmPlan, budget: int, config: ExperimentConfig) -> l
             f"budget.optimizer_steps {budget} leaves {left} to RL, which is not a positive multiple of the {a_step} "
             "that each RL step makes (rl.passes x rl.prompts_per_step / rl.prompts_per_update); change one of them"
         )
-    rounds = config.expert_iteration.rounds if "sample" in config.stages else 1  # each has an SFT
+    if config.kinds.count("rl") > 1:
+        arm.refuse(f"chain {arm.config.chain} has several stages of kind rl, among which no budget is divided")
+    rounds = max(config.kinds.count("sft"), 1)
     if sft_steps % rounds:
         arm.refuse(
-            f"{sft_steps} optimizer steps of SFT are no multiple of its {rounds} rounds (expert_iteration.rounds); "
-            "change one of them"
+            f"{sft_steps} optimizer steps of SFT are no multiple of its {rounds} stages of kind sft; change one of them"
         )
-    return _lengths(config.stages, sft_steps // rounds, left // a_step)
+    return _lengths(config.kinds, sft_steps // rounds, left // a_step)
 
 
 def _check_equal(loaded: Mapping[str, ExperimentConfig], arms: Mapping[str, _ArmPlan]) -> None:
     """Refuse arms that differ in what must be equal, wherever the difference comes from."""
     for field in _EQUAL:
-        values = {name: attrgetter(field)(config) for name, config in loaded.items() if "rl" in config.stages}
+        values = {name: attrgetter(field)(config) for name, config in loaded.items() if "rl" in config.kinds}
         if field == "rl.prompts_per_update":  # None: those of a step
             values = {name: value or attrgetter("rl.prompts_per_step")(loaded[name]) for name, value in values.items()}
         for name, value in values.items():
@@ -214,23 +215,23 @@ def _complaints_about_selection(config: ExperimentConfig, select: SelectConfig) 
         yield "decoding", f"no decoding is called {select.decoding!r}; there are {names}"
 
 
-def learning(config: ExperimentConfig) -> list[StageVisit]:
+def learning(config: ExperimentConfig) -> list[StageInstance]:
     """The stages after the base that make a policy, or the prompts or traces for one."""
     made = {"policy", "prompts", "traces"}
-    return [
-        visit
-        for visit in visits_of(config)
-        if visit.stage not in SHARED_NODES and made.intersection(STAGE_KINDS[visit.stage].provides)
-    ]
+    found = (each for each in instances_of(config) if each.kind.name not in SHARED_NODES)
+    return [each for each in found if made.intersection(each.provides)]
 
 
 def made_as(config: ExperimentConfig) -> str:
     """A key that is equal for experiments whose last policy, and its evaluation, are the same."""
-    return _settings(config, ["prepare_data", "base", *(visit.stage for visit in learning(config)), "evaluate"])
+    wanted = {"prepare_data", "base", *(each.name for each in learning(config))}
+    made = _settings_of(each for each in instances_of(config) if each.name in wanted)
+    return f"{made}\n{CONFIGURE['evaluate'](config).model_dump_json(context=OF_ONE_MACHINE)}"
 
 
-def _settings(config: ExperimentConfig, stages: Sequence[str]) -> str:
-    settings: list[StrictModel] = [CONFIGURE[stage](config) for stage in stages]
-    if "sample" in stages:
-        settings.append(config.expert_iteration)  # the weights that each round starts from
-    return "\n".join(each.model_dump_json(context=OF_ONE_MACHINE) for each in settings)
+def _settings_of(stages: Iterable[StageInstance]) -> str:
+    """What these stages are made from, and by which settings."""
+    return "\n".join(
+        f"{each.inputs} {CONFIGURE[each.kind.name](each.config).model_dump_json(context=OF_ONE_MACHINE)}"
+        for each in stages
+    )

@@ -21,14 +21,14 @@ from pathlib import Path
 
 from pydantic import JsonValue, ValidationError
 
+from luffy.config.chain import instances_of, plain_stages
 from luffy.config.evaluation import VALIDATION, EvaluationConfig
-from luffy.config.experiment import ExperimentConfig, visits_of
+from luffy.config.experiment import ExperimentConfig
 from luffy.config.fields import explain
 from luffy.config.load import FileKind, file_kind, load_experiment, parse_overrides, read_overridden, refuse_other_kind
 from luffy.config.many_runs.arms import SEEDED, SHARED_NODES, Candidate, candidates_of_arms, learning, made_as
 from luffy.config.many_runs.sweep_design import CENTRE, GridPoint, SelectConfig, SweepDesign, grid_points
 from luffy.config.shipped import experiment_file, named_file
-from luffy.config.stage_kinds import STAGE_KINDS
 from luffy.config.yaml_source import KeyPath, Value
 from luffy.errors import ConfigError
 
@@ -76,7 +76,7 @@ class SweepRun:
 
     @property
     def last(self) -> str:
-        return [each.name for each in visits_of(self.config) if "policy" in STAGE_KINDS[each.stage].provides][-1]
+        return [each.name for each in instances_of(self.config) if "policy" in each.provides][-1]
 
     @property
     def made_as(self) -> str:
@@ -109,7 +109,7 @@ class Sweep:
         first, name = self.candidates(cell)[0].config, self.design.name
         if not self.design.arms:
             return first.model_copy(update={"name": name})
-        stages = ("prepare_data", "base", "evaluate")
+        stages = plain_stages(("prepare_data", "base", "evaluate"))
         shared = {"name": name, "chain": None, "method": None, "stages": stages}
         return first.model_copy(update={**shared, "evaluation": reported_evaluation(first, self.design.select)})
 
@@ -288,11 +288,11 @@ def _points_of_grid(design: SweepDesign, path: Path, origins: Mapping[KeyPath, s
     for point in grid_points(design.grid):
         named = f"name={design.name}.{point.number}"
         one = load_experiment(experiment, [*design.overrides, *point.overrides, named], given_at=f"{where}: grid")
-        if "evaluate" not in one.stages:
+        if "evaluate" not in one.kinds:
             raise ConfigError(
                 f"{where}: grid: {point.text}: its chain has no stage evaluate, so there is nothing to show"
             )
-        if len(design.seeds) > 1 and not {"sft", "rl"} & {*one.stages}:
+        if len(design.seeds) > 1 and not {"sft", "rl"} & {*one.kinds}:
             raise ConfigError(f"{where}: seeds: have no effect without the stage sft or rl; give one")
         if same := found.get(made_as(one)):
             raise ConfigError(

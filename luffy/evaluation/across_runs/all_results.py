@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Annotated, cast
 from pydantic import Field, PositiveInt, ValidationError, model_validator
 
 from luffy.config import STAGE_KINDS
+from luffy.config.chain import by_name
 from luffy.config.evaluation import template_label
 from luffy.config.fields import explain
 from luffy.config.model import model_name
@@ -25,7 +26,7 @@ from luffy.config.strict import StrictModel
 from luffy.config.yaml_source import read_yaml
 from luffy.errors import ConfigError, DataError, LuffyError
 from luffy.evaluation.results import EvaluationResults, ResultRow, checkpoint_name, read_scores
-from luffy.pipeline.graph import nodes_providing
+from luffy.pipeline.graph import providing
 from luffy.pipeline.identity import Json
 from luffy.pipeline.manifest import MANIFEST_FILE, Manifest, read_manifest
 from luffy.pipeline.plan import flatten
@@ -200,7 +201,7 @@ def read_all(workspace: Workspace) -> tuple[list[ModelResults], LeftOut]:
     The newest evaluations come first. Raises DataError when there is none that can be shown.
     """
     left_out: LeftOut = {}
-    stages = nodes_providing("evaluation", STAGE_KINDS)
+    stages = [kind.name for kind in STAGE_KINDS.values() if "evaluation" in kind.provides]
     directories = [directory for stage in stages for directory in workspace.siblings(stage)]
     found = [result for directory in directories for result in _read_stage(workspace, directory, left_out)]
     if not found:
@@ -312,7 +313,7 @@ def _read_uses(workspace: Workspace) -> dict[str, list[tuple[RunRecord, str]]]:
     """Key of an evaluation to the runs that used it, with the node, the oldest first."""
     uses: dict[str, list[tuple[RunRecord, str]]] = {}
     for record in sorted(list_records(workspace), key=lambda record: (str(record.started), record.name)):
-        for node in nodes_providing("evaluation", record.stages):
+        for node in providing("evaluation", record.kinds):
             uses.setdefault(record.stages[node].key, []).append((record, node))
     return uses
 
@@ -326,9 +327,10 @@ def _named(results: Sequence[Result], uses: Mapping[str, Sequence[tuple[RunRecor
     # Without a configuration where responses were sampled elsewhere.
     config: Mapping[str, object] = used[-1][0].config if used else {}
     if config:
-        node, stages = used[-1][1], config.get("stages")
-        checkpoint = "rl" if node == "sweep" else node.removeprefix("evaluate_")
-        _, *trained = nodes_providing("policy", map(str, stages) if isinstance(stages, list) else ()) or [""]
+        node, stages = used[-1][1], by_name(config.get("stages"))
+        kinds = {name: str(entry["kind"]) for name, entry in stages.items()} if isinstance(stages, dict) else {}
+        _, *trained = providing("policy", kinds) or [""]
+        checkpoint = (trained or ["rl"])[-1] if node == "sweep" else node.removeprefix("evaluate_")
         if trained[-1:] == [checkpoint]:
             method = str(config.get("method") or ("own objective" if config.get("objective") else ""))
     if checkpoint == "rl" and step is None:

@@ -22,7 +22,6 @@ from luffy.data.answer_cards import CARD_FILE, SampleCard, read_card
 from luffy.errors import DataError, LuffyError, first_line
 from luffy.evaluation.results import CheckpointScores, read_scores
 from luffy.files import replacing
-from luffy.pipeline.graph import kind_of
 from luffy.pipeline.manifest import finished_manifest
 from luffy.statistics.over_seeds import seed_interval
 from luffy.tracking.metrics import (
@@ -150,13 +149,14 @@ def arm_results(name: str, point: GridPoint, outcomes: Mapping[int, RunOutcome])
 def read_run(run: SweepRun, stages: Mapping[str, Path]) -> RunResult:
     """A finished run, whose stages lie in the directories `stages`; raises LuffyError where a file is missing."""
     # The policy samples in numbered rounds; what teachers write is no cost of the run's.
-    trained = {name: path for name, path in stages.items() if _kind(name) in _COSTLY and name != "sample"}
-    spent = [_costs(_kind(name), directory) for name, directory in trained.items()]
+    kinds = {name: _kind(path) for name, path in stages.items()}
+    trained = {name: path for name, path in stages.items() if kinds[name] in _COSTLY and name != "sample"}
+    spent = [_costs(kinds[name], directory) for name, directory in trained.items()]
     logged = {
-        name: read_metrics(directory / METRICS_FILE) for name, directory in trained.items() if _kind(name) != "sample"
+        name: read_metrics(directory / METRICS_FILE) for name, directory in trained.items() if kinds[name] != "sample"
     }
-    before = [row for name, rows in logged.items() if _kind(name) == "sft" for row in training_rows(rows)]
-    rl = training_rows(next((rows for name, rows in logged.items() if _kind(name) == "rl"), []))
+    before = [row for name, rows in logged.items() if kinds[name] == "sft" for row in training_rows(rows)]
+    rl = training_rows(next((rows for name, rows in logged.items() if kinds[name] == "rl"), []))
     # The rewards of RL begin after the steps, rows and seconds of the stages before it.
     steps, num_rows = float(len(before)), sum(row.get(_ROWS, 0.0) for row in before)
     seconds, curve = total_costs(spent[:-1]).seconds or 0.0, list[CurvePoint]()
@@ -171,8 +171,8 @@ def read_run(run: SweepRun, stages: Mapping[str, Path]) -> RunResult:
 
 def costs_together(runs: Collection[RunResult]) -> Costs:
     """What several runs have spent together; a stage that they share is counted once."""
-    stages = {directory: name for run in runs for name, directory in run.trained.items()}
-    return total_costs([_costs(_kind(name), directory) for directory, name in stages.items()])
+    stages = {directory for run in runs for directory in run.trained.values()}
+    return total_costs([_costs(_kind(directory), directory) for directory in sorted(stages)])
 
 
 def total_costs(spent: Collection[Costs]) -> Costs:
@@ -187,10 +187,9 @@ def _combined(spent: Collection[Costs], combine: Callable[[list[float]], float])
     return Costs(**{name: None if None in values else combine(values) for name, values in known.items()})
 
 
-def _kind(name: str) -> str:
-    """Kind of the stage called `name` in its chain, e.g. `sft` for `sft_2`."""
-    kind = kind_of(name)
-    return "" if kind is None else kind.name
+def _kind(directory: Path) -> str:
+    """The kind of the stage whose result lies there."""
+    return directory.parent.name
 
 
 def _costs(kind: str, directory: Path) -> Costs:

@@ -99,7 +99,7 @@ def test_every_term_of_a_method_is_explained(method):
     explained = dict(explain_experiment("arithmetic", overrides))
     config = load_experiment("arithmetic", overrides)
     objectives = {"sft": config.sft and config.sft.objective, "rl": config.objective}
-    assert set(explained) == {"sft", "rl"} & set(config.stages)
+    assert set(explained) == {"sft", "rl"} & set(config.kinds)
     for stage, text in explained.items():
         for term in objectives[stage].terms:
             assert re.search(rf"^{term.name} +\S", text, re.MULTILINE)

@@ -303,7 +303,7 @@ def test_show_lists_the_runs_with_a_tag_and_their_notes(capsys, tmp_path):
 
 def test_data_of_a_run_that_sampled_its_policy_are_the_sampled_traces(capsys, tmp_path):
     experiment = whole_run(tmp_path, "stages=[prepare_data,base,sample,sft]", "sample={max_response_tokens: 16}")
-    for node, name, author in (("prepare_data", "train", "r1"), ("sample_1", "sampled", "policy")):
+    for node, name, author in (("prepare_data", "train", "r1"), ("sample", "sampled", "policy")):
         trace = Trace("#### 2", author)
         prompt = Prompt("a", "sums", (Message("user", "one plus one"),), "2", traces=(trace,))
         write_prompts(experiment.plan_node(node).directory / f"{name}.parquet", [prompt])

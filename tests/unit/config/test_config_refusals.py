@@ -76,7 +76,7 @@ REFUSED = {
         ("data.filters.difficulty: is gone .. pass rates", "data.filters.difficulty=easy"),
         ("min_pass_rate 0.8 .. max_pass_rate 0.2", "difficulty={min_pass_rate: 0.8, max_pass_rate: 0.2}"),
         ("4 responses .. 0.3 .. 0.4", "difficulty={num_samples: 4, min_pass_rate: 0.3, max_pass_rate: 0.4}"),
-        ("difficulty.policy: sft .. stage sft", "difficulty.policy=sft", *RL),
+        ("difficulty.policy: is gone .. stages", "difficulty.policy=sft", *RL),
         ("difficulty: missing", f"{STAGES}difficulty, rl]"),
         ("difficulty has no effect without rl", f"{STAGES}difficulty, sft]", "difficulty={}"),
         ("difficulty.engine: openai is gone .. cluster: ray", "difficulty.engine=openai"),
@@ -164,10 +164,10 @@ REFUSED = {
     ]),
     "sample and sft": (SMOKE, [
         ("sample: missing", ITERATED, "sample=null"),
-        ("expert_iteration.rounds 3 .. stage sft", ITERATED, f"{STAGES}sample, evaluate, report]"),
+        ("expert_iteration: is gone .. stages.rounds.repeat=3", ITERATED, "expert_iteration.rounds=2"),
         ("sample.engine: openai is gone .. cluster: ray", ITERATED, "sample.engine=openai"),
         ("sample.temperature 0.005" + COLDEST, ITERATED, "sample.engine=vllm", "sample.temperature=0.005"),
-        ("stages: .. base, sample, sft, evaluate", ITERATED, f"{STAGES}sft, sample, evaluate, report]"),
+        ("stages.rounds.repeat: .. 1 to 1000 .. 0", ITERATED, "stages.rounds.repeat=0"),
         ("exactly one of epochs and steps", "sft.steps=9"),
         ("exactly one of epochs and steps", "sft.epochs=null"),
         ("data.train: missing .. sft", NO_TRAINING, f"{STAGES}sft]"),
@@ -272,7 +272,6 @@ REFUSED = {
          "environment={kind: guess_number}"),
         ("budget, rewrite has no effect without teachers", "sample={budget: {max_tokens: 9}, rewrite: {}}"),
         ("num_samples, stop has no effect beside teachers", taught(options=", num_samples: 2, stop: [x]"), AT),
-        ("expert_iteration.rounds 3 .. sample.teachers", ITERATED, taught(), AT),
         ("sample: missing", f"{STAGES}sample]", "chain=null", "method=null"),
         ("synthesize: is gone .. sample.teachers", "synthesize={prompts: all}"),
         ("synthesis: is gone .. sample.teachers", "synthesis={prompts: all}"),
@@ -290,7 +289,7 @@ def test_what_cannot_be_meant_is_one_line(file: Path, overrides: list[str], name
 
 
 OUT_OF_BOUNDS = (
-    "difficulty.max_pass_rate=1.5 difficulty.temperature=0 expert_iteration.rounds=0 rl.stop=[''] "
+    "difficulty.max_pass_rate=1.5 difficulty.temperature=0 rl.stop=[''] "
     "evaluation.decodings.sampled.num_samples=0 evaluation.decodings.sampled.top_p=0.0 evaluation.only=[] "
     "evaluation.suites.longer.num_samples=0 evaluation.suites.longer.stop=[''] sample.budget.max_tokens=0 "
     "model.lora.rank=0 model.lora.alpha=0 model.lora.dropout=1.0 model.lora.targets=[] "

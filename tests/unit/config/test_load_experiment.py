@@ -103,7 +103,7 @@ LOADED = {  # files, of which the first is loaded; overrides; and what they come
     ),
     "what a parent sets holds under another preset": (PARENT, [], {"objective.group.size": 3, "name": "child"}),
     "a method of RL that a parent names is left out without RL": (
-        child("method: luffy\n"), ["chain=sft"], {"stages": ("prepare_data", "base", "sft", "evaluate", "report")},
+        child("method: luffy\n"), ["chain=sft"], {"kinds": ("prepare_data", "base", "sft", "evaluate", "report")},
     ),
     "null removes a suite": (child(WITHOUT_LONGER), [], {"data.suites.longer": ABSENT}),
     "what null has removed can be another": (

@@ -13,6 +13,10 @@ EASY = {"difficulty": "easy", "difficulty_boundary_tokens": 20}
     [(NULL, False, {}), (EASY, False, EASY), (EASY, True, {})],
 )
 def test_a_removed_field_goes_where_it_had_no_effect_and_in_finished_stages(given, finished, left):
-    values = {"data": {"filters": {**REPEATS, **given}}, "difficulty": {"policy": "sft"}, "seeds": [1, {"a": None}]}
+    values = {
+        "data": {"filters": {**REPEATS, **given}},
+        "difficulty": {"engine": None},
+        "seeds": [1, {"a": None}],
+    }
     expected = {**values, "data": {"filters": {**REPEATS, **left}}}
     assert without_removed(values, finished=finished) == expected

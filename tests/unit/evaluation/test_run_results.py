@@ -26,14 +26,15 @@ def stages(tmp_path):
     _, written = write_chain(tmp_path, num_problems=4, num_steps=4)
 
     def logged(**rows):
+        # As in a workspace, the folder above a result is called by its kind.
+        own = {name: tmp_path / name.partition("_")[0] / f"own_{name}" for name in rows}
         for name, of_stage in rows.items():
-            (tmp_path / f"own_{name}").mkdir()
-            writer = StepLines(tmp_path / f"own_{name}" / "metrics.jsonl")
+            own[name].mkdir(parents=True)
+            writer = StepLines(own[name] / "metrics.jsonl")
             for step, row in enumerate(of_stage, start=1):
                 numbers = {key: value for key, value in row.items() if key != "step"}
                 writer.append(metric_line(row.get("step", step), numbers))
             writer.close()
-        own = {name: tmp_path / f"own_{name}" for name in rows}
         return {**own, "evaluate_rl": written["evaluate_rl"]}
 
     return logged

@@ -23,6 +23,7 @@ from luffy.config.many_runs.sweep_runs import kind_of_file, load_sweep
 from luffy.errors import EXIT_INTERRUPTED, EXIT_TEMPORARY, LostError, StageFailed
 from luffy.pipeline import gpus, resources
 from luffy.pipeline.gpus import gpus_of_stage, own_gpus
+from luffy.pipeline.graph import build_graph
 from luffy.pipeline.resources import check_resources, find_resources
 
 CONFIGS = Path(__file__).parents[3] / "exp_configs"
@@ -148,14 +149,17 @@ TWO_NODES = ["execution.ray={address: auto, trainer_ranks: 16, engines: 16}"]
 )
 def test_a_layout_that_can_work_has_no_complaints(driver, file, mib, overrides, stages, counts):
     driver(mib)
-    found = find_resources(load(file, overrides), stages)
+    config = load(file, overrides)
+    nodes = build_graph(config, (1,) if stages == ("sweep",) else ())
+    found = find_resources(config, stages and [node for node in nodes if node.stage in stages])
     assert found.complaints == ()
     assert counts in (None, {gpu.name: gpu.count for gpu in found.gpus})
 
 
 def test_what_a_part_of_a_chain_does_not_need_is_said_beforehand(driver):
     driver(NODE[:4])
-    data, whole = find_resources(load(SEVEN_B, []), ["prepare_data"]), find_resources(load(SEVEN_B, []))
+    config = load(SEVEN_B, [])
+    data, whole = find_resources(config, build_graph(config)[:1]), find_resources(config)
     assert data.complaints == () != whole.complaints
     later = [note for note in data.notes if note not in whole.notes]
     assert later == [f"refused without --only: {line}" for line in whole.complaints]

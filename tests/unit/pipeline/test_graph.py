@@ -10,7 +10,7 @@ from luffy.config.settings import SETTINGS
 from luffy.errors import StageFailed
 from luffy.pipeline import walk as walking
 from luffy.pipeline.gpus import Gpu
-from luffy.pipeline.graph import build_graph, kind_of, nodes_providing, nodes_showing
+from luffy.pipeline.graph import build_graph, providing, showing
 from luffy.pipeline.walk import Room, find_room, walk
 
 WAIT_S = 20
@@ -26,8 +26,7 @@ def graph(*overrides):
     return {node.name: node for node in build_graph(smoke(*overrides))}
 
 
-def iterated(start):
-    return ["chain=expert_iteration", "expert_iteration.rounds=2", f"expert_iteration.start_from={start}"]
+ITERATED = ["chain=expert_iteration", "stages.rounds.repeat=2"]
 
 
 @pytest.mark.parametrize(
@@ -40,24 +39,28 @@ def iterated(start):
             "prepare_data base rl evaluate_base evaluate_rl report",
             {"rl": "prepare_data base"},
         ),
-        # Difficulty follows the policy that it measures, and only RL reads it.
+        # Difficulty measures the policy before it, by default the base, and only RL reads it.
         (
-            ["difficulty.policy=base"],
+            ["difficulty={}"],
             f"prepare_data base difficulty sft rl {EVALUATED}",
             {"difficulty": "prepare_data base", "rl": "difficulty sft", "sft": "prepare_data base"},
         ),
         (
-            ["difficulty.policy=sft"],
+            ["difficulty={}", "stages=[prepare_data, base, sft, difficulty, rl, evaluate, report]"],
             f"prepare_data base sft difficulty rl {EVALUATED}",
             {"difficulty": "prepare_data sft", "rl": "difficulty sft", "evaluate_rl": "prepare_data rl"},
         ),
         # Every round samples the newest policy and learns from its own traces.
         (
-            iterated("base"),
+            ITERATED,
             ROUNDS,
             {"sample_2": "prepare_data sft_1", "sft_1": "sample_1 base", "sft_2": "sample_2 base"},
         ),
-        (iterated("previous"), ROUNDS, {"sample_2": "prepare_data sft_1", "sft_2": "sample_2 sft_1"}),
+        (
+            [*ITERATED, "stages.rounds.stages.sft.inputs=null"],
+            ROUNDS,
+            {"sample_2": "prepare_data sft_1", "sft_2": "sample_2 sft_1"},
+        ),
     ],
 )
 def test_a_chain_has_its_nodes_in_order_each_after_its_inputs_and_named_by_its_kind(overrides, names, data_and_model):
@@ -66,36 +69,37 @@ def test_a_chain_has_its_nodes_in_order_each_after_its_inputs_and_named_by_its_k
     for index, node in enumerate(nodes.values()):
         assert set(node.inputs.values()) <= set(names[:index])
         assert isinstance(node.settings, SETTINGS[node.stage])
-        assert kind_of(node.name) is node.kind
     for name, read in data_and_model.items():
         assert nodes[name].inputs == dict(zip(("data", "model"), read.split(), strict=True))
     shown = {name for name in names if not name.startswith(("sample_", "report"))}
     assert {*nodes["report"].inputs.values()} >= shown and nodes["report"].inputs["data"] == "prepare_data"
 
 
-def test_a_repeated_stage_is_its_own_round_and_a_sweep_comes_last():
-    rounds = ("prepare_data", "base", "sft", "rl", "sft", "rl", "evaluate")
-    nodes = {node.name: node for node in build_graph(smoke().model_copy(update={"stages": rounds}))}
-    assert list(nodes)[2:6] == ["sft_1", "rl_1", "sft_2", "rl_2"]
-    assert nodes["sft_2"].inputs == {"data": "prepare_data", "model": "rl_1"}
-    assert list(nodes)[6:] == [f"evaluate_{name}" for name in ("base", "sft_1", "rl_1", "sft_2", "rl_2")]
+def test_a_kind_may_come_again_under_another_name_and_a_sweep_comes_last():
+    again = "sft, rl, {sft_2: {kind: sft}}, {rl_2: {kind: rl}}, evaluate"
+    nodes = graph(f"stages=[prepare_data, base, {again}]")
+    assert list(nodes)[2:6] == ["sft", "rl", "sft_2", "rl_2"]
+    assert nodes["sft_2"].inputs == {"data": "prepare_data", "model": "rl"}
+    assert list(nodes)[6:] == [f"evaluate_{name}" for name in ("base", "sft", "rl", "sft_2", "rl_2")]
     assert nodes["evaluate_sft_2"].inputs["model"] == "sft_2"
     assert [node.kind.name for node in build_graph(smoke(), sweep_steps=(2,))][-1] == "sweep"
 
 
 def test_more_rounds_leave_those_before_as_they_were():
-    one, two = (graph("chain=expert_iteration_then_rl", f"expert_iteration.rounds={rounds}") for rounds in (1, 2))
-    assert all(one[name] == two[name] for name in ("prepare_data", "base", "sample_1", "sft_1"))
+    one, two = (graph("chain=expert_iteration_then_rl", f"stages.rounds.repeat={rounds}") for rounds in (1, 2))
+    assert all(
+        (one[name].inputs, one[name].settings) == (two[name].inputs, two[name].settings)
+        for name in ("prepare_data", "base", "sample_1", "sft_1")
+    )
     assert [two[f"sample_{number}"].settings.round for number in (1, 2)] == [1, 2]
     assert (one["rl"].inputs["model"], two["rl"].inputs["model"]) == ("sft_1", "sft_2")
     assert two["rl"].inputs["data"] == "prepare_data"
 
 
-def test_nodes_are_found_by_what_they_show_and_make():
-    names = ["prepare_data", "base", "rl", "evaluate_base", "evaluate_rl", "unknown"]
-    assert nodes_showing("training_curves", names) == ["base", "rl"]
-    assert nodes_providing("evaluation", names) == ["evaluate_base", "evaluate_rl"]
-    assert kind_of("reinforce") is None
+def test_stages_are_found_by_what_they_show_and_make():
+    kinds = {"prepare_data": "prepare_data", "base": "base", "opd": "rl", "evaluate_opd": "evaluate", "old": "gone"}
+    assert showing("training_curves", kinds) == ["base", "opd"]
+    assert providing("evaluation", kinds) == ["evaluate_opd"]
 
 
 # ---- walked by one thread or several ----

@@ -47,7 +47,7 @@ def test_keys_are_the_same_every_time_and_all_move_with_the_code(opened):
         ((LORA,), "model.lora.targets=[q_proj]", FROM_SFT),
         ((LORA,), "model.lora=null", FROM_SFT),
         ((MEASURED,), "difficulty.max_pass_rate=0.8", {"difficulty"} | FROM_RL),
-        ((MEASURED,), "difficulty.policy=sft", {"difficulty"} | FROM_RL),
+        ((MEASURED,), "stages=[prepare_data, base, sft, difficulty, rl, evaluate, report]", {"difficulty"} | FROM_RL),
         ((MEASURED,), "rl.temperature=0.9", {"difficulty"} | FROM_RL),
         ((MEASURED,), "difficulty.temperature=1.0", {"report"}),
         ((MEASURED,), "sft.epochs=3", FROM_SFT),

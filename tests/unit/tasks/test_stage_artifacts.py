@@ -14,7 +14,7 @@ from support.patience import wait_until
 from synthetic.finished_chain import HOSTILE, write_chain
 from synthetic.result_rows import sample_record
 
-from luffy.config import STAGE_KINDS, STAGE_ORDER
+from luffy.config import CHAIN_KINDS, STAGE_KINDS
 from luffy.evaluation.sample_files import write_sample_records
 from luffy.tasks import artifacts
 from luffy.tasks import artifacts as module
@@ -107,7 +107,7 @@ def test_nothing_of_a_confidential_benchmark_is_shown(tmp_path, mark):
 
 
 def test_a_stage_that_has_written_nothing_yet_shows_nothing(tmp_path):
-    for stage in STAGE_ORDER:
+    for stage in CHAIN_KINDS:
         empty = SimpleNamespace(directory=tmp_path, inputs={}, node=SimpleNamespace(name=stage, stage=stage))
         assert stage_page(empty) is None
 

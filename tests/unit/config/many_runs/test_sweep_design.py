@@ -103,7 +103,7 @@ def test_every_point_runs_with_every_seed(load):
 @pytest.mark.parametrize(
     ("overrides", "grid", "last", "methods", "heats"),
     [
-        ("chain=expert_iteration", "expert_iteration.rounds: [1, 2]", "sft_1 sft_2", "None None", [1.0, 1.0]),
+        ("chain=expert_iteration", "stages.rounds.repeat: [1, 2]", "sft_1 sft_2", "None None", [1.0, 1.0]),
         ("chain=sft, method=sft", f"{HEAT}: [0.6, 1.0]", "sft sft", "sft sft", [0.6, 1.0]),
         ("chain=rl", "method: [luffy, dapo]", "rl rl", "luffy dapo", [1.0, 1.0]),
         ('"stages=[prepare_data, base, evaluate]"', "base.steps: [4, 8]", "base base", "None None", [1.0, 1.0]),
@@ -150,7 +150,7 @@ def test_every_seed_runs_every_arm_over_the_same_base(load):
     assert first.config.seed == last.config.seed == 7
     assert (first.config.name, last.config.name) == ("small.sft.1", "small.sft_then_rl.2")
     assert runs[2].nodes == ("prepare_data", "base", "evaluate_base", "sft", "rl", "evaluate_rl")
-    assert sweep.common().stages == ("prepare_data", "base", "evaluate")
+    assert sweep.common().kinds == ("prepare_data", "base", "evaluate")
 
 
 def test_every_seed_samples_its_own_answers_in_every_round(load):
@@ -328,7 +328,7 @@ TUNED_ON_LONGER = changed(TUNED, "on: validation", "on: longer")
         (COMPARED, "seeds: ", 'overrides: ["rl.steps=9"]\nseeds: ', "many.yaml:3: overrides: rl.steps"),
         (COMPARED, "12}", "12, tokens: 9}", "budget.tokens: is gone; give optimizer_steps"),
         (COMPARED, "sft_steps: 4", "sft_tokens: 4", "sft_tokens: is gone; give sft_steps"),
-        (HEAD + STEPS + ROUNDS, "12", "10", "arms.rounds: 10 optimizer steps .. 3 rounds"),
+        (HEAD + STEPS + ROUNDS, "12", "10", "arms.rounds: 10 optimizer steps .. 3 stages of kind sft"),
         (HEAD + STEPS + ROUNDS, "sft_steps: 6", "sft_steps: 4", "then_rl: 4 optimizer steps"),
         # Keys, names and files.
         (COMPARED, "reference: luffy", "reference: lufy", "reference: .. 'lufy'"),

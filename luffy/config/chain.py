@@ -1,0 +1,206 @@
+"""The stages of a chain: named instances of the kinds, each with what it reads and what differs for it.
+
+An experiment's `stages` are entries. An entry is the name of a kind, or `NAME: {kind, inputs, method, SECTION...}`: the
+stage sees the experiment with those sections in place of its own (`ExperimentConfig.seen_by`). `load_experiment` has
+merged what the entry gives over the experiment's section, and written out groups that repeat (`luffy.config.entries`),
+so that here every section is whole.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from pydantic import Field, NonNegativeInt
+
+from luffy.config.answers import DifficultyConfig, SampleConfig
+from luffy.config.data import DataConfig
+from luffy.config.environment import EnvironmentConfig
+from luffy.config.evaluation import EvaluationConfig
+from luffy.config.execution import ExecutionConfig
+from luffy.config.grading import GradingConfig
+from luffy.config.model import ModelConfig
+from luffy.config.objective import ObjectiveConfig
+from luffy.config.stage_kinds import STAGE_KINDS, Role, StageKind, StageName
+from luffy.config.strict import StrictModel
+from luffy.config.training import BaseConfig, RLConfig, SFTConfig
+from luffy.config.yaml_source import nearest
+
+if TYPE_CHECKING:
+    from luffy.config.experiment import ExperimentConfig
+
+
+def by_name(stages: object) -> object:
+    """A list of entries, of which `rl` stands for `rl: {kind: rl}`, by their names."""
+    if not isinstance(stages, list | tuple):
+        return stages
+    entries = [({each: {}} if isinstance(each, str) else each) for each in stages]
+    return {name: {"kind": name, **(own or {})} for each in entries for name, own in each.items()}
+
+
+EVERY_STAGE = ("seed", "execution")
+"""What every stage may have of its own, beside the sections that its kind reads."""
+
+
+class StageEntry(StrictModel):
+    """One stage of a chain, or with `kind: evaluate` one for each policy that it evaluates."""
+
+    kind: StageName
+    """By default the entry's name."""
+    inputs: dict[str, str | tuple[str, ...]] = Field(default_factory=dict)
+    """Input name (`data`, `model`) to the stage that provides it, by default the newest one that does. An evaluation
+    takes a list of models."""
+    method: str | None = None
+    """The preset in `exp_configs/methods/` of this stage alone."""
+    seed: NonNegativeInt | None = None
+    data: DataConfig | None = None
+    model: ModelConfig | None = None
+    base: BaseConfig | None = None
+    difficulty: DifficultyConfig | None = None
+    sample: SampleConfig | None = None
+    sft: SFTConfig | None = None
+    rl: RLConfig | None = None
+    objective: ObjectiveConfig | None = None
+    evaluation: EvaluationConfig | None = None
+    grading: GradingConfig | None = None
+    environment: EnvironmentConfig | None = None
+    execution: ExecutionConfig | None = None
+
+    @property
+    def own(self) -> dict[str, object]:
+        """The sections that are its own, and its seed."""
+        given = self.model_fields_set - {"kind", "inputs", "method"}
+        return {name: getattr(self, name) for name in type(self).model_fields if name in given}
+
+    @property
+    def differs(self) -> bool:
+        """Whether the stage sees another experiment than a plain one."""
+        return bool(self.own) or self.method is not None
+
+
+def plain_stages(kinds: Iterable[str]) -> dict[str, StageEntry]:
+    """Stages of these kinds, which have nothing of their own."""
+    return {kind: StageEntry(kind=kind) for kind in kinds}
+
+
+SECTIONS = tuple(name for name in StageEntry.model_fields if name not in ("kind", "inputs", "method"))
+"""What a stage may have of its own."""
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """The experiment as some of its stages see it."""
+
+    name: str
+    """Of the one stage with this view; empty for the view of all that have nothing of their own."""
+    config: "ExperimentConfig"
+    kinds: frozenset[str]
+    """The kinds of these stages."""
+
+
+@dataclass(frozen=True, slots=True)
+class StageInstance:
+    """A stage of the chain."""
+
+    name: str
+    """Unique in the chain: that of its entry, or one derived from what it evaluates (`evaluate_rl`)."""
+    kind: StageKind
+    inputs: Mapping[str, str]
+    """Input name to the name of the instance that provides it."""
+    config: "ExperimentConfig"
+    """The experiment as this stage sees it."""
+    provides: tuple[Role, ...]
+
+
+def views_of(config: "ExperimentConfig") -> tuple[View, ...]:
+    """The different views of the stages; one, where none has anything of its own."""
+    plain = frozenset(entry.kind for entry in config.stages.values() if not entry.differs)
+    own = {name: entry for name, entry in config.stages.items() if entry.differs}
+    return (
+        View("", config, plain),
+        *(View(name, config.seen_by(name), frozenset([entry.kind])) for name, entry in own.items()),
+    )
+
+
+def instances_of(config: "ExperimentConfig") -> tuple[StageInstance, ...]:
+    """The stages of a valid experiment, each after those that it reads from."""
+    made: list[StageInstance] = []
+    for name, entry in config.stages.items():
+        made += _instances(name, entry, config.seen_by(name), made)
+    return tuple(made)
+
+
+def _instances(
+    name: str, entry: StageEntry, config: "ExperimentConfig", before: list[StageInstance]
+) -> Iterator[StageInstance]:
+    kind = STAGE_KINDS[entry.kind]
+    roles, provides = kind.inputs_in(config), kind.provides_in(config)
+    inputs = {
+        role_name: str(entry.inputs.get(role_name) or newest(before, role))
+        for role_name, role in roles.items()
+        if role != kind.for_each
+    }
+    if kind.reads_all:
+        inputs |= {made.name: made.name for made in before if made.name not in inputs.values()}
+    if kind.for_each is None:
+        yield StageInstance(name, kind, inputs, config, provides)
+        return
+    each = next(role_name for role_name, role in roles.items() if role == kind.for_each)
+    asked = entry.inputs.get(each)
+    wanted = (asked,) if isinstance(asked, str) else asked
+    prefix = kind.name if name == kind.name else f"{kind.name}_{name}"
+    for made in before:
+        if kind.for_each in made.provides and (wanted is None or made.name in wanted):
+            yield StageInstance(f"{prefix}_{made.name}", kind, {**inputs, each: made.name}, config, provides)
+
+
+def newest(before: list[StageInstance], role: Role) -> str:
+    """The last of these stages that provides the role."""
+    return next(made.name for made in reversed(before) if role in made.provides)
+
+
+def broken_chain(config: "ExperimentConfig") -> Iterator[str]:
+    """What is wrong with the order of the stages and with their inputs."""
+    start = ("prepare_data", "base")
+    if missing := [stage for stage in start if stage not in config.kinds]:
+        yield f"stages: {', '.join(missing)} missing; every chain starts with {', '.join(start)}"
+    before: list[StageInstance] = []
+    for name, entry in config.stages.items():
+        kind, seen = STAGE_KINDS[entry.kind], config.seen_by(name)
+        roles, where = kind.inputs_in(seen), f"stages.{name}"
+        provided = {role for made in before for role in made.provides}
+        for role in (*roles.values(), *kind.requires):
+            if role not in provided:
+                makers = [each.name for each in STAGE_KINDS.values() if role in each.provides and each.is_in_chains]
+                yield f"stages: {name} needs {makers[0]} before it"
+        if section := next((own for own in entry.own if own not in (*kind.reads, *EVERY_STAGE)), None):
+            reads = ", ".join((*kind.reads, *EVERY_STAGE))
+            yield f"{where}.{section}: a stage of kind {kind.name} does not read it; it reads {reads}; remove it"
+        if entry.method is not None and entry.kind not in ("sft", "rl"):
+            yield f"{where}.method: has no effect on a stage of kind {kind.name}; remove it"
+        yield from _broken_inputs(where, entry, roles, before)
+        made = {each.name for each in before}
+        for instance in _instances(name, entry, seen, before):
+            if instance.name in made:
+                yield f"stages: {instance.name} is there twice; give {name} another name"
+            before.append(instance)
+
+
+def _broken_inputs(
+    where: str, entry: StageEntry, roles: Mapping[str, Role], before: list[StageInstance]
+) -> Iterator[str]:
+    kind = STAGE_KINDS[entry.kind]
+    for name, asked in entry.inputs.items():
+        if name not in roles:
+            hint, there = nearest(name, roles), ", ".join(roles)
+            yield f"{where}.inputs.{name}: no such input of a stage of kind {kind.name}{hint}; it has {there}"
+            continue
+        if not isinstance(asked, str) and roles[name] != kind.for_each:
+            yield f"{where}.inputs.{name}: must be the name of one stage"
+        for source in (asked,) if isinstance(asked, str) else asked:
+            able = [made.name for made in before if roles[name] in made.provides]
+            if source not in able:
+                there = ", ".join(able) or "none"
+                yield (
+                    f"{where}.inputs.{name}: {source} is no earlier stage that provides {roles[name]}"
+                    f"{nearest(source, able)}; there are {there}"
+                )
