@@ -233,7 +233,7 @@ class PrefectObserver(StageObserver):
         self._offer_page(plan)
 
     def failed(self, plan: StagePlan, error: BaseException) -> None:
-        execution = self._config.execution
+        execution = plan.node.config.execution
         if isinstance(error, StageFailed) and error.temporary and self._attempt <= execution.retries:
             why = str(error).partition("\n")[0].partition("; the end of ")[0].removeprefix(f"{plan.node.name} ")
             delay = f"resuming in {execution.retry_delay_s:.0f} s ({self._attempt} of {execution.retries})"

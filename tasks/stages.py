@@ -20,7 +20,6 @@ from prefect.serializers import JSONSerializer
 from prefect.settings import PREFECT_TASKS_REFRESH_CACHE
 from prefect.transactions import CommitMode, IsolationLevel, transaction
 
-from luffy.config import STAGE_KINDS
 from luffy.errors import StageFailed
 from luffy.pipeline.events import Event, EventKind
 from luffy.pipeline.graph import StageNode
@@ -42,9 +41,6 @@ def _make(session: Session, node: str, inputs: Mapping[str, FinishedStage], star
     return session.run.experiment.finished(node)
 
 
-_TASKS = {kind.name: _make.with_options(name=kind.name, description=kind.title) for kind in STAGE_KINDS.values()}
-
-
 def make_stage(session: Session, node: StageNode, inputs: Mapping[str, FinishedStage]) -> FinishedStage:
     """Make `node` from `inputs` (by input name) in the task of its kind, or reuse it.
 
@@ -63,7 +59,9 @@ def make_stage(session: Session, node: StageNode, inputs: Mapping[str, FinishedS
     if session.adopts and (adopted := experiment.adopt(node.name)) is not None:
         tell("message", f"adopts {adopted}, which other code has made")
     locks = FlockManager(experiment.workspace.locks, lambda holder: tell("waiting", holder), session.run.stopped)
-    configured = _TASKS[node.stage].with_options(
+    configured = _make.with_options(
+        name=node.kind.name,
+        description=node.kind.title,
         cache_policy=CacheKeyFnPolicy(
             cache_key_fn=lambda context, parameters: record,
             isolation_level=IsolationLevel.SERIALIZABLE,

@@ -41,7 +41,9 @@ def take_stock(workspace: Workspace, tags: Collection[str] = ()) -> tuple[Table,
     The size of a run is that of its directory and of its stages, which other runs may share.
     """
     records = [record for record in list_records(workspace) if record.tags.issuperset(tags)]
-    directories = [(stage, directory) for stage in STAGE_KINDS for directory in workspace.siblings(stage)]
+    there = [folder.name for folder in workspace.stages.iterdir()] if workspace.stages.is_dir() else []
+    kinds = [*STAGE_KINDS, *sorted(name for name in {*there} - {*STAGE_KINDS} if not name.startswith("."))]
+    directories = [(stage, directory) for stage in kinds for directory in workspace.siblings(stage)]
     sizes = {directory.name: measure(directory) for _, directory in directories}
     users: dict[str, list[str]] = {}
     for record in sorted(records, key=lambda record: record.name):

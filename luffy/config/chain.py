@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from pydantic import Field, NonNegativeInt
+from pydantic import Field, JsonValue, NonNegativeInt
 
 from luffy.config.answers import DifficultyConfig, SampleConfig
 from luffy.config.data import DataConfig
@@ -20,7 +20,7 @@ from luffy.config.execution import ExecutionConfig
 from luffy.config.grading import GradingConfig
 from luffy.config.model import ModelConfig
 from luffy.config.objective import ObjectiveConfig
-from luffy.config.stage_kinds import STAGE_KINDS, Role, StageKind, StageName
+from luffy.config.stage_kinds import STAGE_KINDS, Role, StageKind, StageName, kind_of
 from luffy.config.strict import StrictModel
 from luffy.config.training import BaseConfig, RLConfig, SFTConfig
 from luffy.config.yaml_source import nearest
@@ -37,6 +37,7 @@ def by_name(stages: object) -> object:
     return {name: {"kind": name, **(own or {})} for each in entries for name, own in each.items()}
 
 
+_NO_SECTIONS = {"kind", "inputs", "method", "options"}
 EVERY_STAGE = ("seed", "execution")
 """What every stage may have of its own, beside the sections that its kind reads."""
 
@@ -51,6 +52,8 @@ class StageEntry(StrictModel):
     takes a list of models."""
     method: str | None = None
     """The preset in `exp_configs/methods/` of this stage alone."""
+    options: dict[str, JsonValue] = Field(default_factory=dict)
+    """Settings of a kind of the user's own."""
     seed: NonNegativeInt | None = None
     data: DataConfig | None = None
     model: ModelConfig | None = None
@@ -68,7 +71,7 @@ class StageEntry(StrictModel):
     @property
     def own(self) -> dict[str, object]:
         """The sections that are its own, and its seed."""
-        given = self.model_fields_set - {"kind", "inputs", "method"}
+        given = self.model_fields_set - _NO_SECTIONS
         return {name: getattr(self, name) for name in type(self).model_fields if name in given}
 
     @property
@@ -82,7 +85,7 @@ def plain_stages(kinds: Iterable[str]) -> dict[str, StageEntry]:
     return {kind: StageEntry(kind=kind) for kind in kinds}
 
 
-SECTIONS = tuple(name for name in StageEntry.model_fields if name not in ("kind", "inputs", "method"))
+SECTIONS = tuple(name for name in StageEntry.model_fields if name not in _NO_SECTIONS)
 """What a stage may have of its own."""
 
 
@@ -91,7 +94,7 @@ class View:
     """The experiment as some of its stages see it."""
 
     name: str
-    """Of the one stage with this view; empty for the view of all that have nothing of their own."""
+    """The one stage with this view; empty for the view of all that have nothing of their own."""
     config: "ExperimentConfig"
     kinds: frozenset[str]
     """The kinds of these stages."""
@@ -109,6 +112,7 @@ class StageInstance:
     config: "ExperimentConfig"
     """The experiment as this stage sees it."""
     provides: tuple[Role, ...]
+    options: Mapping[str, JsonValue]
 
 
 def views_of(config: "ExperimentConfig") -> tuple[View, ...]:
@@ -132,7 +136,7 @@ def instances_of(config: "ExperimentConfig") -> tuple[StageInstance, ...]:
 def _instances(
     name: str, entry: StageEntry, config: "ExperimentConfig", before: list[StageInstance]
 ) -> Iterator[StageInstance]:
-    kind = STAGE_KINDS[entry.kind]
+    kind = kind_of(entry.kind)
     roles, provides = kind.inputs_in(config), kind.provides_in(config)
     inputs = {
         role_name: str(entry.inputs.get(role_name) or newest(before, role))
@@ -142,7 +146,7 @@ def _instances(
     if kind.reads_all:
         inputs |= {made.name: made.name for made in before if made.name not in inputs.values()}
     if kind.for_each is None:
-        yield StageInstance(name, kind, inputs, config, provides)
+        yield StageInstance(name, kind, inputs, config, provides, entry.options)
         return
     each = next(role_name for role_name, role in roles.items() if role == kind.for_each)
     asked = entry.inputs.get(each)
@@ -150,7 +154,15 @@ def _instances(
     prefix = kind.name if name == kind.name else f"{kind.name}_{name}"
     for made in before:
         if kind.for_each in made.provides and (wanted is None or made.name in wanted):
-            yield StageInstance(f"{prefix}_{made.name}", kind, {**inputs, each: made.name}, config, provides)
+            yield StageInstance(
+                f"{prefix}_{made.name}", kind, {**inputs, each: made.name}, config, provides, entry.options
+            )
+
+
+def sections_of(kind: StageKind) -> tuple[str, ...]:
+    """The sections that a stage of this kind reads; with a class of its own those that its fields are called by."""
+    named = kind.settings.model_fields if kind.settings is not None else {}
+    return kind.reads or tuple(name for name in SECTIONS if name in named and name not in EVERY_STAGE)
 
 
 def newest(before: list[StageInstance], role: Role) -> str:
@@ -165,16 +177,16 @@ def broken_chain(config: "ExperimentConfig") -> Iterator[str]:
         yield f"stages: {', '.join(missing)} missing; every chain starts with {', '.join(start)}"
     before: list[StageInstance] = []
     for name, entry in config.stages.items():
-        kind, seen = STAGE_KINDS[entry.kind], config.seen_by(name)
+        kind, seen = kind_of(entry.kind), config.seen_by(name)
+        reads = (*sections_of(kind), *EVERY_STAGE)
         roles, where = kind.inputs_in(seen), f"stages.{name}"
         provided = {role for made in before for role in made.provides}
         for role in (*roles.values(), *kind.requires):
             if role not in provided:
                 makers = [each.name for each in STAGE_KINDS.values() if role in each.provides and each.is_in_chains]
                 yield f"stages: {name} needs {makers[0]} before it"
-        if section := next((own for own in entry.own if own not in (*kind.reads, *EVERY_STAGE)), None):
-            reads = ", ".join((*kind.reads, *EVERY_STAGE))
-            yield f"{where}.{section}: a stage of kind {kind.name} does not read it; it reads {reads}; remove it"
+        if entry.options and not kind.origin:
+            yield f"{where}.options: are for kinds of your own; those of {kind.name} are in {', '.join(reads)}"
         if entry.method is not None and entry.kind not in ("sft", "rl"):
             yield f"{where}.method: has no effect on a stage of kind {kind.name}; remove it"
         yield from _broken_inputs(where, entry, roles, before)
@@ -188,7 +200,7 @@ def broken_chain(config: "ExperimentConfig") -> Iterator[str]:
 def _broken_inputs(
     where: str, entry: StageEntry, roles: Mapping[str, Role], before: list[StageInstance]
 ) -> Iterator[str]:
-    kind = STAGE_KINDS[entry.kind]
+    kind = kind_of(entry.kind)
     for name, asked in entry.inputs.items():
         if name not in roles:
             hint, there = nearest(name, roles), ", ".join(roles)

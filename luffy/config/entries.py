@@ -8,11 +8,11 @@ the same round.
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from luffy.config.chain import EVERY_STAGE, SECTIONS
+from luffy.config.chain import EVERY_STAGE, SECTIONS, sections_of
 from luffy.config.given import STAGES, Given
-from luffy.config.stage_kinds import STAGE_KINDS
+from luffy.config.stage_kinds import kind_of
 from luffy.config.yaml_source import KeyPath, Value, flow_yaml
 from luffy.errors import ConfigError
 
@@ -27,7 +27,7 @@ class Entry:
 
     values: dict[str, Value]
     origins: dict[KeyPath, str]
-    reads: frozenset[str] = field(default_factory=frozenset)
+    reads: tuple[str, ...] = ()
     """The sections that its kind reads."""
 
 
@@ -59,7 +59,7 @@ class Layers:
     def _entry(self, path: KeyPath, number: int, siblings: set[str], preset: Callable[[Given], Given]) -> Entry:
         entry = _at(self.merged, path)
         given = entry.value if isinstance(entry.value, dict) else {}
-        origins: dict[KeyPath, str] = {(): entry.origin}
+        origins: dict[KeyPath, str] = {(): entry.origin, ("kind",): entry.origin}
         values: dict[str, Value] = {"kind": path[-1]}
         for key, value in given.items():
             if key not in SECTIONS:
@@ -70,9 +70,16 @@ class Layers:
         inputs = values.get("inputs")
         if number and isinstance(inputs, dict):
             values["inputs"] = {key: f"{each}_{number}" if each in siblings else each for key, each in inputs.items()}
-        kind = STAGE_KINDS.get(str(values["kind"]))
-        reads = frozenset(kind.reads if kind is not None else ())
+        try:
+            reads = sections_of(kind_of(str(values["kind"])))
+        except ValueError:  # which the validation says
+            reads = SECTIONS
         own, method = {*given} & {*SECTIONS}, self.method
+        if unread := next((key for key in given if key in own and key not in (*reads, *EVERY_STAGE)), None):
+            raise ConfigError(
+                f"{given[unread].origin}: {'.'.join((*path, unread))}: a stage of kind {values['kind']} does not read "
+                f"it; it reads {', '.join((*reads, *EVERY_STAGE))}; remove it"
+            )
         if "method" in given:
             method = preset(given["method"])
             own |= {key for layer in (method, self.method) for key in layer.value or () if key in reads}  # type: ignore[union-attr]
@@ -99,7 +106,7 @@ def with_entries(
         and (readers := [entry for entry in entries.values() if section in entry.reads])
         and all(section in entry.values for entry in readers)
     }
-    entries = _with_those_of_sections(values, entries)
+    entries = _with_those_of_sections(values, origins, entries)
     kept = {key: value for key, value in values.items() if key not in unused}
     where = {path: origin for path, origin in origins.items() if path[:1] != (STAGES,) or path == (STAGES,)}
     for name, entry in entries.items():
@@ -107,7 +114,9 @@ def with_entries(
     return kept | {STAGES: {name: entry.values for name, entry in entries.items()}}, where
 
 
-def _with_those_of_sections(values: dict[str, Value], entries: dict[str, Entry]) -> dict[str, Entry]:
+def _with_those_of_sections(
+    values: dict[str, Value], origins: dict[KeyPath, str], entries: dict[str, Entry]
+) -> dict[str, Entry]:
     """The stages `sample` and `difficulty` behind the base, where teachers or `difficulty` are given and no entry
     places them."""
     kinds = {entry.values["kind"]: name for name, entry in entries.items()}
@@ -119,7 +128,10 @@ def _with_those_of_sections(values: dict[str, Value], entries: dict[str, Entry])
         if kind not in kinds:
             names.insert(names.index(after) + 1, kind)
         after = kinds.get(kind, kind)
-    return {name: entries.get(name) or Entry({"kind": name}, {}) for name in names}
+    added = {
+        name: {path: origins.get((name,), "") for path in ((), ("kind",))} for name in names if name not in entries
+    }
+    return {name: entries.get(name) or Entry({"kind": name}, added[name]) for name in names}
 
 
 def written_out(stages: Given) -> Iterator[tuple[str, KeyPath, int, set[str]]]:

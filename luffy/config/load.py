@@ -18,8 +18,8 @@ import difflib
 import functools
 import json
 import os
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -123,11 +123,12 @@ def resolve_experiment(
         refuse_other_kind(own.plain()[0], path, "experiment")
     files = [text for text in overrides if text.endswith(_FILES) and "=" not in text]
     for further in map(experiment_file, files):
-        own = _read_with_extends(further, ()).over(own)
+        own = _over(_read_with_extends(further, ()), own)
     overrides = [text for text in overrides if text not in files]
     nearer = [*environment_overrides(), *parse_overrides(overrides, given_at)]
     nearest_to_user = {override.origin for override in nearer} | {given_at}
     command_line = _layer(nearer)
+    own = _under(command_line, own)
     chain, method = _presets(own, command_line, file)
     layers = Layers(command_line, own, method, chain)
     values, origins = layers.merged.plain()
@@ -136,6 +137,7 @@ def resolve_experiment(
         entries = layers.entries(lambda name: _preset("methods", str(name.flat({})), file, name.origin))
         for entry in entries.values():
             _resolve_files(entry.values, entry.origins, default_where=str(file))
+        _refuse_misplaced(values, origins, entries)
         values, origins = with_entries(values, origins, entries)
     elif STAGES in values:
         where = layers.merged[STAGES].origin
@@ -157,6 +159,14 @@ def resolve_experiment(
             )
         config = config.model_copy(update={"method": None})
     return ResolvedExperiment(config, values, origins)
+
+
+def _refuse_misplaced(values: Mapping[str, Value], origins: Mapping[KeyPath, str], stages: Collection[str]) -> None:
+    """Raise ConfigError for a stage that is named at the top, `opd.rl.steps` in place of `stages.opd.rl.steps`."""
+    for name in (key for key in values if key in stages and key not in ExperimentConfig.model_fields):
+        place = max((path for path in origins if path[0] == name), key=len)
+        given = ".".join(place)
+        raise ConfigError(f"{origins[place]}: {name}: unknown key; did you mean {STAGES}.{given}?")
 
 
 def read_overridden(path: Path, overrides: Sequence[str] = ()) -> tuple[dict[str, Value], dict[KeyPath, str]]:
@@ -215,7 +225,19 @@ def _read_with_extends(path: Path, seen: tuple[Path, ...], kind: PresetKind | No
     where = f"{origins['extends',]}: extends"
     if not isinstance(extends, str):
         raise ConfigError(f"{where}: must be the path of one YAML file, found {extends!r}")
-    return layer.over(_read_with_extends(named_file(extends, path, where, kind), (*seen, path.resolve()), kind))
+    return _over(layer, _read_with_extends(named_file(extends, path, where, kind), (*seen, path.resolve()), kind))
+
+
+def _over(nearer: Given, farther: Given) -> Given:
+    return nearer.over(_under(nearer, farther))
+
+
+def _under(nearer: Given, farther: Given) -> Given:
+    """The farther layer without the stages that the nearer one's `chain` replaces."""
+    is_replaced = nearer["chain"].value is not None and not nearer[STAGES].is_list
+    if not is_replaced or not isinstance(farther.value, dict):
+        return farther
+    return replace(farther, value={key: value for key, value in farther.value.items() if key != STAGES})
 
 
 def _preset(kind: PresetKind, name: str | None, experiment: Path, where: str = "") -> Given:

@@ -13,7 +13,7 @@ from luffy.config.evaluation import VALIDATION
 from luffy.config.execution import LOWEST_VLLM_TEMPERATURE
 from luffy.config.group import DynamicSampling
 from luffy.config.objective import ObjectiveConfig
-from luffy.config.stage_kinds import STAGE_KINDS
+from luffy.config.stage_kinds import kind_of
 from luffy.config.training import CurriculumSampling, PoolSampling, RLConfig, SelfTeacher, ServedTeacher
 from luffy.config.yaml_source import nearest
 
@@ -69,7 +69,7 @@ def _of_view(config: "ExperimentConfig", kinds: frozenset[str]) -> Iterator[str]
 def _of_sections(config: "ExperimentConfig", kinds: frozenset[str]) -> Iterator[str]:
     """The stages have the sections that they cannot do without."""
     for stage in (stage for stage in config.kinds if stage in kinds):
-        for section in STAGE_KINDS[stage].sections:
+        for section in kind_of(stage).sections:
             if reduce(getattr, section.split("."), config) is None:
                 if section == "objective" and config.method is not None:
                     yield (

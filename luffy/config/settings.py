@@ -4,19 +4,22 @@ identity (`luffy.pipeline.identity`); execution and tracking travel beside them.
 from collections.abc import Callable, Mapping
 from typing import Annotated, Literal, Self, TypeVar
 
-from pydantic import Field, PositiveInt
+from pydantic import Field, PositiveInt, ValidationError
 
 from luffy.config.answers import DifficultyConfig, SampleConfig, TeacherConfig
+from luffy.config.chain import StageInstance
 from luffy.config.data import DataConfig
 from luffy.config.environment import LANES, EnvironmentConfig
 from luffy.config.evaluation import EvaluationConfig, HeldOutSettings
 from luffy.config.experiment import ExperimentConfig
+from luffy.config.fields import explain
 from luffy.config.grading import GradingConfig, RewardModelGrader, reward_models
 from luffy.config.model import DType, LoRAConfig, ModelConfig
 from luffy.config.objective import ObjectiveConfig
-from luffy.config.stage_kinds import STAGE_KINDS
+from luffy.config.stage_kinds import STAGE_KINDS, StageKind
 from luffy.config.strict import NOT_IDENTITY, StrictModel
 from luffy.config.training import BaseConfig, RLConfig, SFTConfig
+from luffy.errors import ConfigError
 
 StageSettings = StrictModel
 """Settings that every stage has; `SETTINGS` maps stages to their settings classes."""
@@ -177,7 +180,7 @@ def scored_by(config: ExperimentConfig, stage: str) -> list[RewardModelGrader]:
     """The reward models that score in the stage's process."""
     trained = {"sft": config.sft, "rl": config.rl}.get(stage)
     validates = trained is not None and trained.validation is not None
-    if not (issubclass(SETTINGS[stage], _Graded) or stage == "sweep" or validates):
+    if not (issubclass(settings_class(STAGE_KINDS[stage]), _Graded) or stage == "sweep" or validates):
         return []
     protocol = config.evaluation if validates or stage in ("evaluate", "sweep") else None
     return reward_models([*config.grading.kinds, *(protocol.own_graders if protocol is not None else ())])
@@ -279,7 +282,6 @@ SETTINGS: dict[str, type[StageSettings]] = {
     "evaluate": EvaluateSettings,
     "report": ReportSettings,
     "sweep": SweepSettings,
-    **{kind.name: kind.settings for kind in STAGE_KINDS.values() if kind.settings is not None},
 }
 CONFIGURE: dict[str, Callable[[ExperimentConfig], StageSettings]] = {
     "prepare_data": _prepare_data,
@@ -290,9 +292,8 @@ CONFIGURE: dict[str, Callable[[ExperimentConfig], StageSettings]] = {
     "rl": _rl,
     "evaluate": evaluate_settings,
     "report": lambda config: ReportSettings(experiment=config),
-    **{kind.name: kind.configure for kind in STAGE_KINDS.values() if kind.configure is not None},
 }
-"""Derives the settings of each stage of a chain from an experiment."""
+"""Derives the settings of each stage of a chain from the experiment as it sees it; `settings_of` has all kinds."""
 GPUS: dict[str, Callable[[ExperimentConfig], int]] = {
     # A folder is only copied.
     "base": lambda config: config.execution.ranks if config.model.architecture is not None else 0,
@@ -302,6 +303,29 @@ GPUS: dict[str, Callable[[ExperimentConfig], int]] = {
     "rl": lambda config: _gpus_of_training(config, cluster_gpus(config)),
     "evaluate": lambda config: _gpus_of_generation(config, config.evaluation),
     "sweep": lambda config: _gpus_of_generation(config, config.evaluation),
-    **{kind.name: kind.gpus for kind in STAGE_KINDS.values() if kind.gpus is not None},
 }
 """GPUs of this machine that a stage can use; none for the others."""
+
+
+def settings_class(kind: StageKind) -> type[StageSettings]:
+    """The type of the settings of such a stage."""
+    return kind.settings or SETTINGS[kind.name]
+
+
+def settings_of(stage: StageInstance) -> StageSettings:
+    """The settings of a stage of a chain. ConfigError for options that its class refuses."""
+    kind, config = stage.kind, stage.config
+    if kind.settings is None:
+        return CONFIGURE[kind.name](config)
+    try:
+        if kind.configure is not None:
+            return kind.configure(config)
+        return _settings(kind.settings, config, **({"options": stage.options} if stage.options else {}))
+    except ValidationError as error:
+        raise ConfigError(explain(error, kind.settings, {}, default_where=f"stages.{stage.name}")) from None
+
+
+def gpus_in(config: ExperimentConfig, kind: StageKind) -> int:
+    """GPUs of this machine that a stage of this kind can use."""
+    found = kind.gpus or GPUS.get(kind.name)
+    return 0 if found is None else found(config)

@@ -5,8 +5,11 @@ An entry declares the *role* of each input, not the stage that makes it: `policy
 whichever stage made it. So the same entries wire every chain (`luffy.config.chain`).
 """
 
+import functools
+import re
+import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -14,6 +17,7 @@ from pydantic import AfterValidator
 from pydantic_core import PydanticKnownError
 
 from luffy.config.strict import StrictModel
+from luffy.import_paths import NotImported, imported
 
 if TYPE_CHECKING:
     from luffy.config.experiment import ExperimentConfig
@@ -65,7 +69,8 @@ class StageKind:
     is_in_chains: bool = True
     """False: it runs on its own."""
     rooms: tuple[str, ...] = ()
-    """Code that can change its result (`luffy.pipeline.identity`), besides `_GROUND` and its own module."""
+    """Code that can change its result (`luffy.pipeline.identity`), besides `_GROUND` and its own module. A kind of a
+    user's own module has that module in its key, and of this package what it declares alone."""
     views: tuple[ViewName, ...] = ()
     text: str = ""
     """Output that says in Markdown what the result is; empty without one."""
@@ -74,13 +79,17 @@ class StageKind:
     settings: type[StrictModel] | None = None
     """The type of its settings; None: it is in `luffy.config.settings`, as its fields are sections of experiments."""
     configure: Callable[[Any], StrictModel] | None = None
-    """Derives `settings` from an ExperimentConfig."""
+    """Derives `settings` from an ExperimentConfig; None: its fields are what the experiment has by those names, and
+    `options` those of the stage."""
     gpus: Callable[[Any], int] | None = None
     """GPUs of this machine that it can use, from an ExperimentConfig; None: `luffy.config.settings` has it, or none."""
 
+    origin: str = ""
+    """Where a kind of the user's own was imported from, `package.module:NAME`."""
+
     @property
     def program(self) -> str:
-        return f"luffy.stages.{self.name}"
+        return self.origin.partition(":")[0] or f"luffy.stages.{self.name}"
 
     def inputs_in(self, config: "ExperimentConfig") -> Mapping[str, Role]:
         """Its inputs in an experiment as it sees it; a validation reads `data` itself: `difficulty` and `sample` pass
@@ -96,6 +105,8 @@ class StageKind:
 
     def rooms_of(self, settings: object) -> tuple[str, ...]:
         """All rooms whose code can change its result with these settings."""
+        if self.origin:
+            return tuple(sorted(self.rooms))
         measured = _VALIDATED if _validates(settings) else ()
         return tuple(sorted({*_GROUND, f"stages/{self.name}.py", *self.rooms, *measured}))
 
@@ -145,7 +156,7 @@ _KINDS = (
     StageKind(
         "sft",
         "The policy after supervised fine-tuning on traces",
-        reads=("model", "sft", "cluster", "environment", "evaluation", "grading"),
+        reads=("model", "sft", "environment", "evaluation", "grading"),
         inputs={"data": "traces", "model": "policy"},
         provides=("policy",),
         sections=("sft", "data.train"),
@@ -155,7 +166,7 @@ _KINDS = (
     StageKind(
         "rl",
         "The policy after mixed-policy reinforcement learning",
-        reads=("model", "rl", "objective", "data", "cluster", "environment", "evaluation", "grading"),
+        reads=("model", "rl", "objective", "data", "environment", "evaluation", "grading"),
         inputs={"data": "prompts", "model": "policy"},
         provides=("policy",),
         sections=("rl", "objective", "data.train"),
@@ -195,16 +206,56 @@ _KINDS = (
         pages=("curve.html",),
     ),
 )
-STAGE_KINDS: Mapping[str, StageKind] = MappingProxyType({kind.name: kind for kind in _KINDS})
+_KNOWN = {kind.name: kind for kind in _KINDS}
+STAGE_KINDS: Mapping[str, StageKind] = MappingProxyType(_KNOWN)
+"""All kinds by name; `kind_of` adds those of the user's own modules."""
 CHAIN_KINDS = tuple(kind.name for kind in _KINDS if kind.is_in_chains)
 """The kinds of stages that a chain may have."""
 
 
-def _registered(name: str) -> str:
+def kind_of(name: str) -> StageKind:
+    """The kind of that name, or the one that `package.module:NAME` is, which is then known by its own name, too.
+
+    Raises ValueError where there is none, or where it cannot be a stage.
+    """
+    if ":" in name:
+        found, complaint = _imported_kind(name)
+        if found is None:
+            raise ValueError(complaint)
+        return found
     if name not in STAGE_KINDS:
         quoted = [repr(known) for known in STAGE_KINDS]
         raise PydanticKnownError("literal_error", {"expected": f"{', '.join(quoted[:-1])} or {quoted[-1]}"})
+    return STAGE_KINDS[name]
+
+
+@functools.cache
+def _imported_kind(path: str) -> tuple[StageKind | None, str]:
+    """The kind that `path` names; None with a complaint. Once in a process: a second import would not load torch."""
+    had_torch = "torch" in sys.modules
+    try:
+        found = imported(path)
+    except NotImported as error:
+        return None, str(error)
+    if not isinstance(found, StageKind):
+        return None, f"{path} is no StageKind of luffy.config.stage_kinds, but a {type(found).__name__}"
+    if "torch" in sys.modules and not had_torch:
+        module = path.partition(":")[0]
+        return None, f"{module} imports torch at its top, for which each command would wait; import it in the stage"
+    if found.name in STAGE_KINDS or re.fullmatch(r"[a-z][a-z0-9_]*", found.name) is None:
+        return None, (
+            f"{path}: its name {found.name!r} must be one that no other kind has, of small letters, digits and _"
+        )
+    if found.settings is None:
+        return None, f"{path}: has no settings; give it a class of luffy.config.strict.StrictModel"
+    _KNOWN[found.name] = replace(found, origin=path)
+    return _KNOWN[found.name], ""
+
+
+def _registered(name: str) -> str:
+    kind_of(name)
     return name
 
 
 StageName = Annotated[str, AfterValidator(_registered)]
+"""The name of a kind, or `package.module:NAME` of the user's own."""

@@ -198,6 +198,7 @@ class Experiment:
     def job(self, plan: StagePlan, *, afresh: bool = False, run: str = "") -> StageJob:
         return StageJob(
             node=plan.node.name,
+            origin=plan.node.kind.origin,
             stage=plan.node.stage,
             experiment=self.config.name,
             labels=self.labels(run),
@@ -263,7 +264,7 @@ def open_experiment(
     identities: dict[str, Identity] = {}
     for node in nodes:
         upstream = {name: identities[source].key for name, source in node.inputs.items()}
-        files = outside_files(node.settings)
+        files = outside_files(node.settings, node.kind.origin)
         made_by = code(node.stage, node.kind.rooms_of(node.settings))
         identities[node.name] = identity_of(node.stage, node.settings, upstream, made_by, files)
     url = config.execution.shared_cache

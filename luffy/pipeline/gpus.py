@@ -14,8 +14,8 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from luffy.config import ExperimentConfig
-from luffy.config.settings import GPUS, scored_by
+from luffy.config import STAGE_KINDS, ExperimentConfig
+from luffy.config.settings import gpus_in, scored_by
 from luffy.errors import EXIT_INTERRUPTED, ConfigError, LostError, StageFailed, WorkspaceError
 from luffy.pipeline.lock import try_lock
 
@@ -100,7 +100,7 @@ def _admitted_names() -> list[str] | None:
 
 def gpus_of_stage(config: ExperimentConfig, stage: str) -> int:
     """GPUs that `stage` takes if this machine has any (`execution.gpus`)."""
-    found = GPUS[stage](config) if stage in GPUS else 0
+    found = gpus_in(config, STAGE_KINDS[stage])
     if not found and config.execution.reward_device != "cpu" and scored_by(config, stage):
         found = 1
     return found if found == 0 or config.execution.gpus is None else config.execution.gpus

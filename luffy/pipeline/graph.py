@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from luffy.config import STAGE_KINDS, ExperimentConfig
 from luffy.config.chain import StageInstance, instances_of
-from luffy.config.settings import CONFIGURE, SampleSettings, StageSettings, SweepSettings, evaluate_settings
+from luffy.config.settings import SampleSettings, StageSettings, SweepSettings, evaluate_settings, settings_of
 from luffy.config.stage_kinds import Role, StageKind, ViewName
 from luffy.errors import UserError
 
@@ -38,7 +38,7 @@ def build_graph(config: ExperimentConfig, sweep_steps: tuple[int, ...] = ()) -> 
     nodes: list[StageNode] = []
     rounds = 0
     for instance in instances_of(config):
-        settings = CONFIGURE[instance.kind.name](instance.config)
+        settings = settings_of(instance)
         if isinstance(settings, SampleSettings) and not settings.sample.teachers:
             rounds += 1  # each samples with seeds of its own
             settings = settings.model_copy(update={"round": rounds})

@@ -5,11 +5,12 @@ from pathlib import Path
 
 from pydantic import Field, SerializeAsAny, ValidationError, ValidationInfo, field_validator
 
-from luffy.config import StageName
+from luffy.config import STAGE_KINDS, StageName
 from luffy.config.execution import ExecutionConfig, TrackingConfig
 from luffy.config.fields import explain
 from luffy.config.removed import without_removed
-from luffy.config.settings import SETTINGS, StageSettings
+from luffy.config.settings import StageSettings, settings_class
+from luffy.config.stage_kinds import kind_of
 from luffy.config.strict import StrictModel
 from luffy.config.yaml_source import dump_yaml, read_yaml
 from luffy.errors import ConfigError
@@ -25,8 +26,10 @@ class StageJob(StrictModel):
 
     node: str
     """Name in the chain, unique there (`evaluate_sft`)."""
+    origin: str = ""
+    """Where the kind of the stage is imported from, if it is the user's own (`package.module:NAME`)."""
     stage: StageName
-    """The program."""
+    """The kind of stage."""
     experiment: str = ""
     """Name of the experiment that it is made for."""
     labels: dict[str, str] = Field(default_factory=dict)
@@ -52,10 +55,18 @@ class StageJob(StrictModel):
     execution: ExecutionConfig
     tracking: TrackingConfig
 
+    @field_validator("origin")
+    @classmethod
+    def _known_from_now_on(cls, origin: str) -> str:
+        if origin:
+            kind_of(origin)
+        return origin
+
     @field_validator("settings", mode="before")
     @classmethod
     def _of_the_stage(cls, value: object, info: ValidationInfo) -> object:
-        kind = SETTINGS.get(info.data.get("stage", ""))
+        known = STAGE_KINDS.get(info.data.get("stage", ""))
+        kind = None if known is None else settings_class(known)
         if kind is None or isinstance(value, kind):
             return value
         return kind.read(value) if isinstance(value, dict) else kind.model_validate(value)

@@ -22,7 +22,6 @@ import psutil
 from pydantic import ConfigDict, ValidationError, field_validator
 
 from luffy import __version__
-from luffy.config import StageName
 from luffy.config.execution import ExecutionConfig
 from luffy.config.removed import without_removed
 from luffy.config.strict import StrictModel
@@ -55,7 +54,7 @@ class Manifest(StrictModel):
 
     model_config = ConfigDict(extra="ignore")
 
-    stage: StageName
+    stage: str
     node: str
     key: str
     series: str | None

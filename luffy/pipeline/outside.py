@@ -37,18 +37,19 @@ _WEIGHTS = (".safetensors", ".bin", ".pt", ".gguf")
 _SAMPLES, _SAMPLE_BYTES = 32, 2**18
 
 
-def outside_files(settings: StageSettings) -> dict[str, str]:
+def outside_files(settings: StageSettings, origin: str = "") -> dict[str, str]:
     """Each file or folder, as written in the settings, with the hash of its content; a data file by its name and field.
+    `origin`: where a kind of the user's own is imported from; its module's files count, too.
 
     Raises DataError, naming the field, if one is missing. A model path that is not a local folder counts as a hub id,
     which has no content to hash.
     """
-    return {name: _content(field, path) for field, name, path in _named(settings)}
+    return {name: _content(field, path) for field, name, path in (*_named(settings), *_own("kind", origin))}
 
 
-def changed_files(settings: StageSettings, planned: Mapping[str, str]) -> list[str]:
+def changed_files(settings: StageSettings, planned: Mapping[str, str], origin: str = "") -> list[str]:
     """The files of `outside_files` whose content is no longer what was `planned`; DataError where one is gone."""
-    return sorted({name for name, _ in outside_files(settings).items() ^ planned.items()})
+    return sorted({name for name, _ in outside_files(settings, origin).items() ^ planned.items()})
 
 
 def _named(settings: StageSettings) -> Iterator[Named]:
@@ -100,9 +101,7 @@ def _modules(value: object, field: tuple[str, ...]) -> Iterator[Named]:
             imports = [(name, path) for name, path in measures.items() if isinstance(path, str)]
     for key, path in imports:
         where = ".".join((*field, key))
-        if (file := module_file(path, where, options)) is not None:
-            yield where, path, file
-            yield from ((where, f"{path} imports {name}", each) for name, each in own_imports(path).items())
+        yield from _own(where, path, options)
     below: Iterable[tuple[object, object]] = ()
     if isinstance(value, StrictModel):
         below = [(name, getattr(value, name)) for name in type(value).model_fields]
@@ -112,6 +111,13 @@ def _modules(value: object, field: tuple[str, ...]) -> Iterator[Named]:
         below = ((getattr(each, "name", index), each) for index, each in enumerate(value))
     for name, each in below:
         yield from _modules(each, (*field, str(name)))
+
+
+def _own(where: str, path: str, options: Collection[str] | None = None) -> Iterator[Named]:
+    """The files of the module that `path` is imported from."""
+    if path and (file := module_file(path, where, options)) is not None:
+        yield where, path, file
+        yield from ((where, f"{path} imports {name}", each) for name, each in own_imports(path).items())
 
 
 def _model(path: str | None, chat_template: str | None) -> Iterator[Named]:

@@ -26,7 +26,7 @@ _SUGGESTED = 5
 
 
 @dataclass(frozen=True, slots=True)
-class StageEntry:
+class RecordedStage:
     """One stage of a run."""
 
     key: str
@@ -54,7 +54,7 @@ class RunRecord:
     started: str = ""
     """ISO 8601, UTC; empty if unknown."""
     updated: str = ""
-    stages: Mapping[str, StageEntry] = field(default_factory=dict)
+    stages: Mapping[str, RecordedStage] = field(default_factory=dict)
     """By node, in the order in which the run reached them."""
     config: Mapping[str, Json] = field(default_factory=dict)
     working_directory: str = ""
@@ -125,15 +125,15 @@ def read_run(directory: Path) -> RunRecord:
     """The record in `directory`; if it cannot be read or names no stages, those that are linked beside it."""
     links = directory / _STAGES_FOLDER
     targets = {link.name: link.resolve() for link in (sorted(links.iterdir()) if links.is_dir() else ())}
-    linked = {node: StageEntry(target.name, target, "", "") for node, target in targets.items()}
-    stages = dict[str, StageEntry]()
+    linked = {node: RecordedStage(target.name, target, "", "") for node, target in targets.items()}
+    stages = dict[str, RecordedStage]()
     try:
         values = parse_json((directory / RUN_FILE).read_text(encoding="utf-8"))
         for node, stage in values.get("stages", {}).items():
             # The link is relative, and survives a workspace that was moved.
             link = links / node
             where = link.resolve() if link.exists() else Path(stage.get("directory", link))
-            stages[node] = StageEntry(stage["key"], where, stage.get("action", ""), stage.get("reason", ""))
+            stages[node] = RecordedStage(stage["key"], where, stage.get("action", ""), stage.get("reason", ""))
         names = ("experiment", "pid", "host", "started", "updated", "config", "working_directory")
         given = {name: values[name] for name in names if name in values}
         return RunRecord(directory, values["state"], stages=stages if "stages" in values else linked, **given)

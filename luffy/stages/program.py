@@ -26,6 +26,7 @@ from typing import NoReturn, TypeVar, cast
 from luffy.config import STAGE_KINDS, StageName
 from luffy.config.execution import ExecutionConfig, TrackingConfig
 from luffy.config.settings import StageSettings
+from luffy.config.stage_kinds import StageKind
 from luffy.errors import (
     EXIT_FAILURE,
     EXIT_INTERRUPTED,
@@ -112,14 +113,18 @@ class StageResult:
 
 
 def main(
-    stage: StageName, run: Callable[[Settings, StageContext], StageResult], *, defers_stop_requests: bool = False
+    stage: StageName | StageKind,
+    run: Callable[[Settings, StageContext], StageResult],
+    *,
+    defers_stop_requests: bool = False,
 ) -> None:
-    """Run the stage with the arguments of the command line, and exit with its code.
+    """Run the stage with the arguments of the command line, and exit with its code; `stage`: its kind, or name.
 
     A `run` that defers stop requests looks for them (`luffy.stop_request`); any other is interrupted by them.
     """
     loaded()
-    leave(run_program(stage, run, sys.argv[1:], defers_stop_requests=defers_stop_requests))
+    name = stage if isinstance(stage, str) else stage.name
+    leave(run_program(name, run, sys.argv[1:], defers_stop_requests=defers_stop_requests))
 
 
 def run_program(
@@ -249,7 +254,7 @@ def _run_locked(
 
 def _check_outside_files(job: StageJob) -> None:
     """Raise UserError where a file of the user's is no longer what the key was computed from."""
-    if job.code and (changed := changed_files(job.settings, job.files)):
+    if (job.code or job.origin) and (changed := changed_files(job.settings, job.files, job.origin)):
         raise UserError(
             f"changed since the run was planned: {', '.join(changed)}; the key of {job.node} does not identify what it "
             "would make now; the same command plans it again, or give the file its planned content"

@@ -25,7 +25,7 @@ import luffy
 from luffy.cli.main import main
 from luffy.config import load_experiment
 from luffy.pipeline.experiment import open_experiment
-from luffy.pipeline.graph import nodes_providing
+from luffy.pipeline.graph import providing
 from luffy.pipeline.lock import holder_of
 from luffy.pipeline.workspace import Workspace
 from luffy.tracking.metrics import read_metrics
@@ -229,7 +229,7 @@ def test_nothing_that_is_read_or_exported_has_text_of_confidential_problems(tmp_
     workspace = tmp_path / "workspace"
     execute(opened(workspace, "smoke.yaml", f"data.train={sources['train']}", suites, "rl.steps=2"))
     (run,) = luffy.load_runs(workspace)
-    for node in nodes_providing("evaluation", run.record.stages):
+    for node in providing("evaluation", run.record.kinds):
         assert {sample.heading.partition(",")[0] for sample in run.samples(100, stage=node)} == {"retention"}
     frames = (run.metrics, run.accuracies, luffy.load_results(workspace), luffy.load_problem_results(workspace))
     read = [repr((run, run.record, run.samples(100))), *(frame._repr_html_() + frame.to_csv() for frame in frames)]

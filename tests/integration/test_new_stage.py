@@ -1,66 +1,81 @@
-"""A stage of one's own is its program and its entry in the registry: here in a copy of the project."""
+"""A stage of one's own is one module beside the experiment, which names it by its import path."""
 
 import json
 import re
 import sys
 
 import pytest
-from serving import copy_of_the_code
 from support.patience import ran
 from support.prefect_api import shared_api, without_prefect
+from support.stages import CONFIGS, ROOT
 
 pytestmark = pytest.mark.slow
-PROGRAM = """\
-from luffy.data.parquet import read_prompts
-from luffy.files import write_atomic
+MODULE = """\
+from luffy.config.data import DataConfig
+from luffy.config.stage_kinds import StageKind
+from luffy.config.strict import StrictModel
 from luffy.stages.program import StageResult, main
 
 
+class CensusOptions(StrictModel):
+    unit: str
+
+
+class CensusSettings(StrictModel):
+    data: DataConfig
+    options: CensusOptions
+
+
+CENSUS = StageKind(
+    "census",
+    "How many training prompts there are",
+    inputs={"data": "prompts"},
+    pages=("census.txt",),
+    settings=CensusSettings,
+)
+
+
 def run(settings, context):
+    from luffy.data.parquet import read_prompts
+
     count = sum(1 for _ in read_prompts(context.inputs["data"] / "train.parquet"))
-    write_atomic(context.out / "census.txt", f"{settings.unit}: {count}")
+    (context.out / "census.txt").write_text(f"{settings.options.unit}: {count} of {settings.data.train.num_prompts}")
     return StageResult(("census.txt",), {"prompts": float(count)})
 
 
 if __name__ == "__main__":
-    main("census", run)
+    main(CENSUS, run)
 """
-ENTRY = """\
-class CensusSettings(StrictModel):
-    unit: str
-
-
-_KINDS = (
-    *_KINDS,
-    StageKind(
-        "census",
-        "How many training prompts there are",
-        inputs={"data": "prompts"},
-        pages=("census.txt",),
-        settings=CensusSettings,
-        configure=lambda config: CensusSettings(unit=f"prompts of {config.name}"),
-    ),
-)
+EXPERIMENT = f"""\
+extends: {CONFIGS}/smoke.yaml
+name: counted
+stages: [prepare_data, base, {{count: {{kind: "mystages:CENSUS", options: {{unit: prompts}}}}}}]
+base: {{steps: 2}}
 """
 
 
-def flow(project, *arguments):
-    env = without_prefect() | shared_api() | {"PYTHONPATH": str(project), "LUFFY_WORKSPACE": str(project / "workspace")}
-    return ran([sys.executable, "flows/full_pipeline.py", "exp_configs/smoke.yaml", *arguments], cwd=project, env=env)
+def test_a_chain_with_a_stage_of_ones_own_runs_and_is_made_again_where_its_module_or_options_change(tmp_path):
+    (tmp_path / "mystages.py").write_text(MODULE)
+    (tmp_path / "counted.yaml").write_text(EXPERIMENT)
+    env = without_prefect() | shared_api() | {"LUFFY_WORKSPACE": str(tmp_path / "workspace")}
 
+    def flow(*arguments):
+        command = [sys.executable, str(ROOT / "flows/full_pipeline.py"), "counted.yaml", *arguments]
+        done = ran(command, cwd=tmp_path, env=env)
+        return done.returncode, done.stdout, done.stderr
 
-def test_a_chain_with_a_custom_stage_runs_and_is_reused(tmp_path):
-    project = tmp_path / "project"
-    copy_of_the_code(project, "luffy", "flows", "tasks", "exp_configs", "data")
-    (project / "luffy/stages/census.py").write_text(PROGRAM)
-    registry = project / "luffy/config/stage_kinds.py"
-    before, after = registry.read_text().split("STAGE_KINDS: Mapping")
-    registry.write_text(f"{before}{ENTRY}STAGE_KINDS: Mapping{after}")
-    chain = ("stages=[prepare_data, base, census]", "base.steps=2")
-    first = flow(project, *chain)
-    assert first.returncode == 0, first.stderr
-    assert (project / "workspace/runs/smoke-1/census.txt").read_text().startswith("prompts of smoke: ")
-    (manifest,) = (project / "workspace/stages/census").glob("*/manifest.json")
+    code, _, error = flow()
+    assert code == 0, error
+    assert (tmp_path / "workspace/runs/counted-1/census.txt").read_text() == "prompts: 24 of 24"
+    (manifest,) = (tmp_path / "workspace/stages/census").glob("*/manifest.json")
     assert json.loads(manifest.read_text())["upstream"].keys() == {"data"}
-    again = flow(project, *chain, "--dry-run")
-    assert re.search(r"^census +\w{16} +reused", again.stdout, re.MULTILINE), again.stdout
+
+    def plan(*arguments):
+        return re.search(r"^count +\w{16} +(\w+) *(.*)", flow("--dry-run", *arguments)[1], re.MULTILINE).groups()
+
+    assert plan() == ("reused", "")
+    assert "options.unit prompts -> rows" in plan("stages.count.options.unit=rows")[1]
+    code, _, error = flow("stages.count.options.units=rows")
+    assert code == 2 and "stages.count: options.units: unknown key; did you mean 'unit'?" in error
+    (tmp_path / "mystages.py").write_text(MODULE.replace("prompts there are", "prompts there may be"))
+    assert "content of mystages:CENSUS" in plan()[1]

@@ -74,8 +74,9 @@ def only(stages: Path, kind: str) -> Path:
 
 
 def node_of(config: ExperimentConfig, stage: str) -> StageNode:
-    """The first stage of its kind in the chain."""
-    return next(node for node in build_graph(config) if node.stage == stage)
+    """The stage of that name, or the first of that kind in the chain."""
+    nodes = build_graph(config)
+    return next(node for found in ("name", "stage") for node in nodes if getattr(node, found) == stage)
 
 
 def run_stage(
@@ -90,7 +91,7 @@ def run_stage(
     node = node_of(config, stage)
     events = EventWriter(out / EVENTS_FILE)
     context = StageContext(out, inputs, "key", node.name, config.execution, config.tracking, events, extends)
-    return importlib.import_module(f"luffy.stages.{stage}").run(node.settings, context)
+    return importlib.import_module(node.kind.program).run(node.settings, context)
 
 
 def upstream_of(config: ExperimentConfig, folder: Path) -> dict[str, Path]:

@@ -17,7 +17,7 @@ from luffy.config.many_runs.sweep_design import (
     SweepDesign,
     grid_points,
 )
-from luffy.config.settings import CONFIGURE
+from luffy.config.settings import evaluate_settings, settings_of
 from luffy.config.shipped import named_file
 from luffy.config.strict import OF_ONE_MACHINE
 from luffy.config.yaml_source import KeyPath, place_of
@@ -226,12 +226,9 @@ def made_as(config: ExperimentConfig) -> str:
     """A key that is equal for experiments whose last policy, and its evaluation, are the same."""
     wanted = {"prepare_data", "base", *(each.name for each in learning(config))}
     made = _settings_of(each for each in instances_of(config) if each.name in wanted)
-    return f"{made}\n{CONFIGURE['evaluate'](config).model_dump_json(context=OF_ONE_MACHINE)}"
+    return f"{made}\n{evaluate_settings(config).model_dump_json(context=OF_ONE_MACHINE)}"
 
 
 def _settings_of(stages: Iterable[StageInstance]) -> str:
     """What these stages are made from, and by which settings."""
-    return "\n".join(
-        f"{each.inputs} {CONFIGURE[each.kind.name](each.config).model_dump_json(context=OF_ONE_MACHINE)}"
-        for each in stages
-    )
+    return "\n".join(f"{each.inputs} {settings_of(each).model_dump_json(context=OF_ONE_MACHINE)}" for each in stages)

@@ -21,14 +21,14 @@ from luffy.cli.commands.export import write_card
 from luffy.cli.main import main
 from luffy.config import load_experiment
 from luffy.errors import DataError
-from luffy.pipeline.records import RunRecord, StageEntry
+from luffy.pipeline.records import RecordedStage, RunRecord
 
 
 @pytest.fixture
 def run(tmp_path: Path) -> RunRecord:
     config, inputs = write_chain(tmp_path / "chain", num_problems=20, num_steps=4)
     stages = {
-        "prepare_data" if name == "data" else name: StageEntry(name, directory, "run", "")
+        "prepare_data" if name == "data" else name: RecordedStage(name, directory, "run", "")
         for name, directory in inputs.items()
     }
     return RunRecord(tmp_path, "finished", stages=stages, config=config.model_dump(mode="json"))

@@ -1,0 +1,216 @@
+"""Chains of named stages: what each sees of the experiment, what it reads, and which chains cannot be meant."""
+
+import json
+from itertools import pairwise
+
+import pytest
+from support.refusals import refused
+from support.stages import CONFIGS
+
+from luffy.cli.commands.config import explain_experiment, resolved_lines
+from luffy.config import ExperimentConfig, load_experiment
+from luffy.config.load import resolve_experiment
+from luffy.errors import ConfigError
+from luffy.pipeline.graph import build_graph
+
+HEAD = f"extends: {CONFIGS}/smoke.yaml\nname: own\n"
+DISTILLED = """\
+stages:
+  - prepare_data
+  - base
+  - opd: {kind: rl, method: opd, rl: {steps: 3, teacher: {kind: model, path: org/8B}}}
+  - grpo: {kind: rl, method: on_policy}
+  - evaluate
+  - report
+"""
+POLISHED = """\
+method: on_policy
+sample: {num_samples: 8}
+stages: [prepare_data, base, sft, rl, sample, {polish: {kind: sft, sft: {epochs: 1}}}, evaluate, report]
+"""
+IN_TWO_STAGES = """\
+method: questa
+difficulty: {num_samples: 8, max_pass_rate: 0.125}
+stages:
+  - prepare_data
+  - base
+  - difficulty
+  - half: {kind: rl, rl: {steps: 100}, objective: {group: {hint: {levels: [0.5], groups: {level: 1}}}}}
+  - quarter:
+      kind: rl
+      rl: {steps: 1900}
+      objective: {group: {hint: {levels: [0.25], groups: {level: 1}}, filter: null}}
+  - evaluate
+  - report
+"""
+LONGER = """\
+method: on_policy
+stages:
+  - prepare_data
+  - base
+  - short: {kind: rl, rl: {max_response_tokens: 8192}}
+  - long: {kind: rl, rl: {max_response_tokens: 24576}, execution: {gradient_checkpointing: true}}
+  - evaluate: {inputs: {model: [base, long]}}
+  - report
+"""
+ITERATED = """\
+method: on_policy
+sample: {num_samples: 8, keep: {max_per_prompt: 4}}
+stages:
+  - prepare_data
+  - base
+  - rounds: {repeat: 3, stages: [sample, {sft: {inputs: {model: base}}}]}
+  - rl
+  - evaluate
+  - report
+"""
+
+
+@pytest.fixture
+def loaded(tmp_path):
+    """Loads an experiment over smoke with these further lines."""
+
+    def load(text: str, *overrides: str) -> ExperimentConfig:
+        (tmp_path / "own.yaml").write_text(HEAD + text)
+        return load_experiment(tmp_path / "own.yaml", overrides)
+
+    return load
+
+
+@pytest.fixture
+def chain(loaded):
+    """The nodes of such an experiment by name."""
+    return lambda text, *overrides: {node.name: node for node in build_graph(loaded(text, *overrides))}
+
+
+@pytest.mark.parametrize(
+    ("text", "stages", "evaluated"),
+    [
+        (DISTILLED, "opd<base grpo<opd", "base opd grpo"),
+        (POLISHED, "sft<base rl<sft sample<rl polish<rl", "base sft rl polish"),
+        (IN_TWO_STAGES, "difficulty<base half<base quarter<half", "base half quarter"),
+        (LONGER, "short<base long<short", "base long"),
+        (
+            ITERATED,
+            "sample_1<base sft_1<base sample_2<sft_1 sft_2<base sample_3<sft_2 sft_3<base rl<sft_3",
+            "base sft_1 sft_2 sft_3 rl",
+        ),
+    ],
+)
+def test_each_stage_starts_from_the_newest_policy_unless_it_names_another(chain, text, stages, evaluated):
+    nodes = chain(text)
+    wanted = dict(pair.split("<") for pair in stages.split())
+    ends = [f"evaluate_{name}" for name in evaluated.split()]
+    assert list(nodes) == ["prepare_data", "base", *wanted, *ends, "report"]
+    assert {name: nodes[name].inputs["model"] for name in wanted} == wanted
+    assert {name.partition("_")[2]: nodes[name].inputs["model"] for name in ends} == {
+        name: name for name in evaluated.split()
+    }
+
+
+def test_a_stage_sees_the_experiment_with_its_own_method_and_sections(chain):
+    nodes = chain(DISTILLED)
+    opd, grpo = nodes["opd"], nodes["grpo"]
+    assert (opd.settings.rl.steps, grpo.settings.rl.steps) == (3, 6)
+    assert (opd.settings.rl.prompts_per_step, opd.settings.rl.teacher.path) == (4, "org/8B")
+    assert (opd.config.method, grpo.config.method, grpo.settings.rl.teacher) == ("opd", "on_policy", None)
+    assert {term.loss.kind for term in grpo.settings.objective.terms} == {"clipped_surrogate", "entropy"}
+    assert opd.settings.objective.needs_teacher and not grpo.settings.objective.needs_teacher
+    longer = chain(LONGER)
+    assert [longer[name].settings.rl.max_response_tokens for name in ("short", "long")] == [8192, 24576]
+    assert [longer[name].config.execution.gradient_checkpointing for name in ("short", "long")] == [False, True]
+    two = chain(IN_TWO_STAGES)
+    hints = [two[name].settings.objective.group.hint.levels for name in ("half", "quarter")]
+    assert hints == [(0.5,), (0.25,)] and two["quarter"].settings.objective.group.filter is None
+
+
+@pytest.mark.parametrize(
+    ("overrides", "steps"),
+    [
+        ([], [3, 6]),
+        (["rl.steps=5"], [5, 5]),  # the command line beats a file, also what that says of one stage
+        (["stages.opd.rl.steps=4"], [4, 6]),
+        (["rl.steps=5", "stages.grpo.rl.steps=2"], [5, 2]),
+        (["stages.opd.method=on_policy", "stages.opd.rl.teacher=null"], [3, 6]),
+        (
+            ["stages=[prepare_data, base, {opd: {kind: rl, method: on_policy}}, {grpo: {kind: rl, method: dr_grpo}}]"],
+            [6, 6],
+        ),
+    ],
+)
+def test_the_command_line_beats_files_and_a_stage_the_experiment(chain, overrides, steps):
+    nodes = chain(DISTILLED, *overrides)
+    assert [nodes[name].settings.rl.steps for name in ("opd", "grpo")] == steps
+
+
+def test_a_section_that_each_stage_has_for_itself_need_not_be_whole_but_its_mistakes_are_told(loaded):
+    text = "rl: {temperature: 0.7, optimizer: {lr: 1e-3}, prompts_per_step: 2, max_response_tokens: 9, steps: null}\n"
+    text += (
+        "data: {max_trace_tokens: 8}\nstages: [prepare_data, base, {a: {kind: rl, method: on_policy, rl: {steps: 2}}}]"
+    )
+    config = loaded(text)
+    assert config.rl is None and config.seen_by("a").rl.temperature == 0.7
+    with refused("own.yaml:3: stages.a.rl.temperature: must be a number", error=ConfigError):
+        loaded(text.replace("0.7", "warm"))
+
+
+def test_a_chain_is_recorded_and_written_so_that_it_is_read_as_the_same(loaded, tmp_path):
+    for text in (DISTILLED, POLISHED, LONGER, ITERATED):
+        config = loaded(text)
+        again = ExperimentConfig.read(json.loads(config.model_dump_json()))
+        assert build_graph(again) == build_graph(config)
+        (tmp_path / "written.yaml").write_text("\n".join(resolved_lines(resolve_experiment(tmp_path / "own.yaml"))))
+        assert build_graph(load_experiment(tmp_path / "written.yaml")) == build_graph(config)
+    lines = "\n".join(resolved_lines(resolve_experiment(tmp_path / "own.yaml", ["stages.rounds.repeat=1"])))
+    assert "own.yaml:" in lines and "command line" not in lines.partition("stages:")[0]
+
+
+def test_more_rounds_and_a_change_behind_leave_the_keys_before(chain):
+    nodes = chain(DISTILLED)
+    assert nodes["opd"].settings == chain(DISTILLED, "stages.grpo.rl.steps=9")["opd"].settings
+    samples = [node.settings.round for name, node in chain(ITERATED).items() if name.startswith("sample")]
+    assert samples == [1, 2, 3] and all(two - one == 1 for one, two in pairwise(samples))
+    assert chain("seed: 3\n" + POLISHED, "stages.polish.seed=5")["polish"].settings.seed == 5
+
+
+def test_each_stage_that_learns_is_explained(tmp_path):
+    (tmp_path / "own.yaml").write_text(HEAD + DISTILLED)
+    titles = dict(explain_experiment(tmp_path / "own.yaml"))
+    assert list(titles) == ["opd", "grpo"]
+    assert "Teacher" in titles["opd"] and "Teacher" not in titles["grpo"]
+
+
+BASE = "stages=[prepare_data, base"
+REFUSED = {
+    "stages.sft.kind: must be": f"{BASE}, {{sft: {{kind: sfd}}}}]",
+    "stages.evalute.kind: .. did you mean 'evaluate'": f"{BASE}, evalute]",
+    "rl needs base before it": "stages=[prepare_data, rl, base]",
+    "sft is there twice .. sft_2: {kind: sft}": f"{BASE}, sft, sft]",
+    "stages.sft.inputs.model: rl is no earlier stage that provides policy; there are base": (
+        f"{BASE}, {{sft: {{inputs: {{model: rl}}}}}}]"
+    ),
+    "stages.sft.inputs.modle: no such input .. did you mean 'model'": f"{BASE}, {{sft: {{inputs: {{modle: base}}}}}}]",
+    "stages.rl.inputs.model: must be the name of one": f"{BASE}, {{rl: {{method: luffy, inputs: {{model: [base]}}}}}}]",
+    "stages.opd.sft: a stage of kind rl does not read it": f"{BASE}, {{opd: {{kind: rl, sft: {{steps: 3}}}}}}]",
+    "stages.evaluate.method: has no effect": f"{BASE}, {{evaluate: {{method: luffy}}}}]",
+    "stages.sft.options: are for kinds of your own": f"{BASE}, {{sft: {{options: {{a: 1}}}}}}]",
+    "stages.sft.rll: unknown key .. rl": f"{BASE}, {{sft: {{rll: 1}}}}]",
+    "opd: unknown key; did you mean stages.opd.rl.steps?": "opd.rl.steps=5",
+    "stages: no element 'odp' .. did you mean 'opd'": "stages.odp.rl.steps=5",
+    "stages.opd.rl.stepz: unknown key .. steps": "stages.opd.rl.stepz=5",
+    "stages.opd.rl.max_staleness 1 has no effect": "stages.opd.rl.max_staleness=1",
+    "stages.2: must be a kind of stage, or NAME: {kind: KIND, ...}": f"{BASE}, 3]",
+    "stages: must be a list": "stages=all",
+    "stages.r.repeat: must be a whole number from 1 to 1000, found 0": f"{BASE}, {{r: {{repeat: 0, stages: [sft]}}}}]",
+    "stages.r.steps: a group of stages has repeat": f"{BASE}, {{r: {{repeat: 2, steps: 1, stages: [sft]}}}}]",
+    "stages.r.stages: must be a list": f"{BASE}, {{r: {{repeat: 2, stages: sft}}}}]",
+    "stages.r.s: a group within a group": f"{BASE}, {{r: {{repeat: 2, stages: [{{s: {{stages: [sft]}}}}]}}}}]",
+    "nowhere:KIND cannot be imported .. PYTHONPATH": f"{BASE}, {{x: {{kind: 'nowhere:KIND'}}}}]",
+    "json:dumps is no StageKind": f"{BASE}, {{x: {{kind: 'json:dumps'}}}}]",
+}
+
+
+@pytest.mark.parametrize(("named", "override"), REFUSED.items(), ids=REFUSED)
+def test_a_chain_that_cannot_be_meant_is_one_line_with_its_place(loaded, named, override):
+    with refused("command line: ", *named.split(" .. "), error=ConfigError):
+        loaded(DISTILLED, override)
