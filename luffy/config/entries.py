@@ -128,9 +128,8 @@ def _with_those_of_sections(
         if kind not in kinds:
             names.insert(names.index(after) + 1, kind)
         after = kinds.get(kind, kind)
-    added = {
-        name: {path: origins.get((name,), "") for path in ((), ("kind",))} for name in names if name not in entries
-    }
+    places: tuple[KeyPath, ...] = (), ("kind",)
+    added = {name: dict.fromkeys(places, origins.get((name,), "")) for name in names if name not in entries}
     return {name: entries.get(name) or Entry({"kind": name}, added[name]) for name in names}
 
 

@@ -8,7 +8,6 @@ not yet renamed unchanged, and the others under a name that is never read and th
 that a process works on is never touched, since its lock is taken first.
 """
 
-import json
 import os
 import re
 import time
@@ -18,7 +17,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, cast
 
 from pydantic import ValidationError
 
@@ -225,7 +224,7 @@ def _find_needs(workspace: Workspace, kept: Sequence[RunRecord]) -> _Needs:
             live |= used
         if record.is_live and record.config:  # else it has not entered anything yet
             try:
-                config = ExperimentConfig.model_validate_json(json.dumps(without_removed(dict(record.config))))
+                config = ExperimentConfig.read(cast(Mapping[str, object], without_removed(dict(record.config))))
                 for identity in open_experiment(config, workspace).identities.values():
                     live.add(workspace.stage_directory(identity.stage, identity.key))
             except (LuffyError, ValidationError) as error:

@@ -437,7 +437,7 @@ def test_pass_rates_have_one_row_per_prompt(tmp_path: Path) -> None:
 
 
 def test_the_card_of_pass_rates_counts_everything_once(tmp_path: Path) -> None:
-    found = difficulty_card(BOUNDS, RATES, FITS, ["sums", "sums", "", "sums"])
+    found = difficulty_card("base", BOUNDS, RATES, FITS, ["sums", "sums", "", "sums"])
     assert found.fits == {"kept": 2, "too_hard": 1, "too_easy": 1}
     assert found.rates.histogram == {"0": 1, "1": 1, "2": 0, "3": 1, "4": 1}
     assert (found.rates.mean_pass_rate, found.rates.ever_solved_share) == (0.5, 0.75)

@@ -170,7 +170,7 @@ def test_silent_checkpoints_and_runs_are_advised_on_and_few_metrics_break_nothin
 
 
 MEASURED = DifficultyConfig(num_samples=4, temperature=1.0, max_response_tokens=8, engine="transformers")
-CHOSEN = difficulty_card(MEASURED, RATES, [fit_of(rate, MEASURED) for rate in RATES], ["sums"] * 4 + [""])
+CHOSEN = difficulty_card("base", MEASURED, RATES, [fit_of(rate, MEASURED) for rate in RATES], ["sums"] * 4 + [""])
 TEACHER = TeacherCard(
     model="org/big", decoding="temperature 1, top_p 1", max_response_tokens=64, prompts=12, questions=20,
     answers=18, correct=9, solved=7, outcomes={"correct": 9, "failed": 2, "wrong": 9},
@@ -196,7 +196,7 @@ def test_which_prompts_rl_was_given_and_what_teachers_answered_is_shown_where_th
 ):
     folder = copied(chain, tmp_path, "base", node=name, stage=name, outputs=())
     (folder / "card.json").write_text(card_json(card))
-    own = ExperimentConfig.model_validate({**chain[0].model_dump(), name: settings})
+    own = load_experiment({**chain[0].model_dump(mode="json"), name: settings})
     html, markdown = report((own, {**chain[1], name: folder}), tmp_path / "out")
     assert not [line for line in lines if line not in markdown]
     assert tables(card_markdown(section)) <= tables(markdown)
