@@ -11,7 +11,6 @@ stamped (`tests/integration/golden_outputs.json`) needs a new revision.
 """
 
 import argparse
-import hashlib
 import json
 import sys
 from collections.abc import Iterator, Mapping
@@ -72,22 +71,15 @@ def defaults(cls: type[StrictModel], left_out: Mapping[str, Mapping[str, object]
             yield name, to_jsonable_python(default, context=for_key(left_out))
 
 
-def golden() -> dict[str, dict[str, str]]:
-    """Kind of stage to kind of machine to a digest of its golden outputs."""
-    parts: dict[str, dict[str, list[object]]] = {}
+def golden() -> dict[str, dict[str, dict[str, str]]]:
+    """Kind of stage to kind of machine to its golden outputs, by their names."""
+    found: dict[str, dict[str, dict[str, str]]] = {}
     for machine, chains in json.loads(GOLDEN.read_text()).items():
         for chain, outputs in chains.items():
             for name, digest in outputs.items():
                 word = name.split()[0]
-                found = parts.setdefault(_KIND_OF.get(word, word), {}).setdefault(machine, [])
-                found.append([chain, name, digest])
-    return {
-        kind: {
-            machine: hashlib.sha256(json.dumps(sorted(map(str, outputs))).encode()).hexdigest()[:16]
-            for machine, outputs in machines.items()
-        }
-        for kind, machines in parts.items()
-    }
+                found.setdefault(_KIND_OF.get(word, word), {}).setdefault(machine, {})[f"{chain}: {name}"] = digest
+    return found
 
 
 def rooms() -> dict[str, str]:
@@ -116,8 +108,16 @@ def stamped(ledger: Mapping[str, Any], revised: set[str]) -> tuple[dict[str, Any
     now = golden()
     for kind, machines in now.items():
         before = ledger["golden"].get(kind, {})
-        if kind not in revised and any(before.get(machine, digest) != digest for machine, digest in machines.items()):
-            complaints.append(f"golden outputs of {kind} are others now; its results are: make stamp REVISE={kind}")
+        changed = [
+            name
+            for machine, outputs in machines.items()
+            for name, digest in outputs.items()
+            if before.get(machine, {}).get(name, digest) != digest
+        ]
+        if kind not in revised and changed:
+            complaints.append(
+                f"golden outputs of {kind} are others now ({changed[0]}); its results are: make stamp REVISE={kind}"
+            )
     new = {"revisions": revisions, "rooms": rooms(), "golden": now, "retired": sorted(retired)}
     return {**new, "left_out": {name: each for name, each in sorted(left_out.items()) if each}}, complaints
 

@@ -1,5 +1,5 @@
-"""Small chains give the bits that are committed in golden_outputs.json, so that a change which is to leave results as
-they are can be seen to do so.
+"""Small chains, and two steps of every method, give the bits that are committed in golden_outputs.json, so that a
+change which is to leave results as they are can be seen to do so.
 
     PYTHONPATH=tests python tests/integration/test_golden_outputs.py
 
@@ -46,6 +46,7 @@ FOREIGN_JOB = {
     "RAY_ADDRESS": "10.255.255.1:6379",
     "RAY_JOB_CONFIG_JSON_ENV_VAR": '{"runtime_env": {"working_dir": "gcs://_ray_pkg_0123456789abcdef.zip"}}',
 }
+_AVX2 = {"ATEN_CPU_CAPABILITY": "avx2", "MKL_CBWR": "AVX2", "ONEDNN_MAX_CPU_ISA": "AVX2"}
 METRICS = ("actor/loss", "actor/grad_norm", "reward/mean", "rollout/response_length_mean", "rollout/logp_gap_mean")
 CPU = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").is_file() else ""
 
@@ -80,6 +81,43 @@ def outputs(name: str, overrides: Sequence[str], workspace: Path) -> Mapping[str
     return dict(sorted(found.items()))
 
 
+def outputs_of_methods(folder: Path) -> Mapping[str, str]:
+    """Digests of every method's weights after two steps, and of what a policy answers before RL, from a process with
+    AVX2 alone."""
+    environment = {**os.environ, **_AVX2, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT / "tests")}
+    command = [sys.executable, str(Path(__file__)), "--methods", str(folder)]
+    subprocess.run(command, cwd=ROOT, env=environment, check=True, timeout=TIMEOUT_S, stdout=subprocess.DEVNULL)
+    found: dict[str, str] = json.loads((folder / "outputs.json").read_text())
+    return found
+
+
+def _make_methods(folder: Path) -> dict[str, str]:
+    from reference.taught_presets import SUPERVISED
+    from support.methods import experiment, make_easy, run_rl, taught
+    from support.stages import run_stage
+
+    from luffy.config import available_presets
+
+    torch.set_num_threads(1)
+    make_easy(folder)
+    inputs, found = {"data": folder / "data", "model": folder / "model", "held_out": folder / "data"}, {}
+    for method in available_presets("methods"):
+        kind, out = ("sft" if method in SUPERVISED else "rl"), folder / method
+        if kind == "rl":
+            run_rl(experiment(method, "rl.steps=2", *taught(method, inputs)), out, inputs)
+        else:
+            run_stage(experiment(method, "sft.epochs=1"), "sft", out, inputs)
+        found[f"{kind} {method}"] = _digest((out / "model" / "model.safetensors").read_bytes())
+    answered = {
+        "sample": ("sampled.parquet", "chain=expert_iteration", "sample.num_samples=2", "method=sft"),
+        "difficulty": ("pass_rates.parquet", "difficulty={num_samples: 2, max_pass_rate: 1.0}"),
+    }
+    for stage, (file, *overrides) in answered.items():
+        run_stage(experiment("luffy", *overrides), stage, folder / stage, inputs)
+        found[f"{stage} answers"] = _digest(pandas.read_parquet(folder / stage / file).to_json(orient="records"))
+    return found
+
+
 def _digest(content: str | bytes) -> str:
     return hashlib.sha256(content.encode() if isinstance(content, str) else content).hexdigest()[:16]
 
@@ -91,6 +129,15 @@ def test_the_chain_gives_the_committed_bits(tmp_path):
         pytest.skip(f"needs golden outputs of this machine: {kind_of_machine()}")
     name = "arithmetic_study"
     assert outputs(name, CHAINS[name], tmp_path) == golden[name]
+
+
+@pytest.mark.slow
+def test_every_method_gives_the_committed_bits(tmp_path):
+    golden = json.loads(GOLDEN.read_text()).get(kind_of_machine())
+    if golden is None:
+        pytest.skip(f"needs golden outputs of this machine: {kind_of_machine()}")
+    found = outputs_of_methods(tmp_path)
+    assert {name for name, digest in golden["methods"].items() if found.get(name) != digest} == set()
 
 
 @needs_vllm
@@ -105,8 +152,15 @@ def test_the_chain_under_ray_makes_its_stages_and_where_the_machine_is_known_the
 
 
 if __name__ == "__main__":
+    if sys.argv[1:2] == ["--methods"]:
+        at = Path(sys.argv[2])
+        # The name of the folder is in what is sampled from the policy in it.
+        (at / "outputs.json").write_text(json.dumps(dict(sorted(_make_methods(at / "made").items()))))
+        raise SystemExit
     everything = json.loads(GOLDEN.read_text()) if GOLDEN.is_file() else {}
     with tempfile.TemporaryDirectory() as folder:
         made = {name: outputs(name, overrides, Path(folder) / name) for name, overrides in CHAINS.items()}
+        (Path(folder) / "methods").mkdir()
+        made["methods"] = outputs_of_methods(Path(folder) / "methods")
     GOLDEN.write_text(json.dumps(everything | {kind_of_machine(): made}, indent=1) + "\n")
     print(GOLDEN.read_text())

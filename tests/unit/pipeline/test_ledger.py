@@ -155,10 +155,12 @@ def test_every_kind_of_stage_has_a_revision_and_every_room_a_hash(committed):
 @pytest.mark.parametrize("revised", [False, True])
 def test_other_golden_outputs_need_a_new_revision(committed, revised):
     machine = next(iter(committed["golden"]["rl"]))
-    golden = {**committed["golden"], "rl": {machine: "0" * 16}}
+    before = committed["golden"]["rl"][machine]
+    golden = {**committed["golden"], "rl": {machine: {**before, "methods: rl luffy": "0" * 16}}}
     new, complaints = stamp.stamped({**committed, "golden": golden}, {"rl"} if revised else set())
     said = [line for line in complaints if "golden" in line]
-    assert said == ([] if revised else ["golden outputs of rl are others now; its results are: make stamp REVISE=rl"])
+    line = "golden outputs of rl are others now (methods: rl luffy); its results are: make stamp REVISE=rl"
+    assert said == ([] if revised else [line])
     assert new["revisions"]["rl"] == committed["revisions"]["rl"] + revised
 
 
