@@ -33,6 +33,9 @@ class ArithmeticSource(StrictModel):
         default={"add": 1.0, "subtract": 1.0, "reverse": 1.0}, min_length=1
     )
     """Relative frequency of each operation."""
+    reverse_symbol: Literal["r", "r2"] = "r"
+    """How the operation reverse is written. `r2` takes as many tokens as `+8`, so that an operation stands at the same
+    place in every chain: a small policy then copies the right one."""
     stepwise_share: dict[int, Share] | Share = 1.0
     """Share of prompts whose trace reasons in steps; the others answer directly. One number, or one for each length."""
     by_calculator: tuple[Operation, ...] = ()

@@ -11,7 +11,7 @@ import json
 import string
 from collections import Counter
 from collections.abc import Iterator, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -155,10 +155,14 @@ def arithmetic_prompts(source: ArithmeticSource, purpose: str, seed: int) -> Ite
         stepwise = rng.permutation(quota) < round(stepwise_share * quota)
         sampled += zip(chains.tolist(), stepwise.tolist(), strict=True)
     order = rng.permutation(len(sampled)).tolist()
-    by_calculator = frozenset(found for kind, found in OPERATIONS if kind in source.by_calculator)
+    written = [
+        (kind, replace(found, symbol=source.reverse_symbol) if kind == "reverse" else found)
+        for kind, found in OPERATIONS
+    ]
+    by_calculator = frozenset(found for kind, found in written if kind in source.by_calculator)
     for index, mistake in zip(order, _mistakes(source, purpose, seed, len(sampled)), strict=True):
         chain, is_stepwise = sampled[index]
-        start, operations = chain[0], [OPERATIONS[code][1] for code in chain[1:]]
+        start, operations = chain[0], [written[code][1] for code in chain[1:]]
         messages = (Message("user", render_question(start, operations)),)
         results = follow(start, operations)
         traces: tuple[Trace, ...] = ()
