@@ -12,6 +12,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined, to_jsonable_python
 
+from luffy.config.chain import StageEntry
 from luffy.config.experiment import ExperimentConfig
 from luffy.config.foreign_names import SETTING_OF
 from luffy.config.removed import removed_field, removed_value
@@ -122,7 +123,7 @@ def _walk(model: type[BaseModel], prefix: str, above: tuple[type[BaseModel], ...
     for name, info in model.model_fields.items():
         if name != _KIND or not tags(model):  # the section's type lists the kinds
             yield _field(f"{prefix}{name}", info, model)
-            for below, step in _sections(info.annotation):
+            for below, step in _sections(info.annotation) if model is not StageEntry else ():  # as at the top
                 yield from _walk(below, f"{prefix}{name}.{step}", (*above, model))
 
 

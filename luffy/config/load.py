@@ -174,11 +174,13 @@ def read_overridden(path: Path, overrides: Sequence[str] = ()) -> tuple[dict[str
     return _layer(parse_overrides(overrides, _COMMAND_LINE)).over(_read_with_extends(path, ())).plain()
 
 
-def chain_kinds(chain: str, experiment: Path, where: str) -> tuple[str, ...]:
-    """The kinds of the stages in the preset of a chain, which `where` names; ConfigError if there is none."""
+def chain_kinds(chain: str, experiment: Path, where: str) -> tuple[tuple[str, ...], bool]:
+    """The kinds of the stages in the preset of a chain, which `where` names, and whether it has at most one stage of RL
+    and no stage with anything of its own but inputs; ConfigError if there is no such preset."""
     preset = _preset("chains", chain, experiment, where)
     entries = Layers(Given({}), Given({}), Given({}), preset).entries(lambda name: Given({}))
-    return tuple(str(entry.values["kind"]) for entry in entries.values())
+    kinds = tuple(str(entry.values["kind"]) for entry in entries.values())
+    return kinds, kinds.count("rl") < 2 and all(each.values.keys() <= {"kind", "inputs"} for each in entries.values())
 
 
 def file_kind(values: Mapping[str, Value]) -> FileKind:
@@ -202,8 +204,8 @@ def _presets(own: Given, command_line: Given, path: Path) -> tuple[Given, Given]
     naming = next((layer for layer in layers if layer.preset_name("chain")), Given({}))
     if naming is method and (named := own.preset_name("chain")):  # over the chain of the file
         asked, at = naming.preset_name("chain"), own["chain"].origin
-        stages = [*chain_kinds(named, path, at)]
-        if "rl" in stages and "rl" not in chain_kinds(str(asked), path, method["chain"].origin):
+        stages = chain_kinds(named, path, at)[0]
+        if "rl" in stages and "rl" not in chain_kinds(str(asked), path, method["chain"].origin)[0]:
             raise ConfigError(
                 f"{top['method'].origin}: method: {top.preset_name('method')} would drop the stage rl of the chain "
                 f"{named} ({at}); give its chain, too: chain={asked}"

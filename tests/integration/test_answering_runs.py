@@ -95,7 +95,7 @@ def test_rl_learns_only_from_prompts_within_the_bounds_and_other_bounds_reuse_th
 
 def test_each_round_of_expert_iteration_learns_the_newest_policys_own_answers_alone_from_the_base_again(workspace):
     rounds = (
-        *START, "chain=expert_iteration", "method=sft", "stages=[prepare_data, base, sample, sft]",
+        *START, "chain=expert_iteration", "method=sft", "stages.evaluate=null", "stages.report=null",
         f"sample.num_samples={SAMPLES}", "sample.max_response_tokens=16",
         "sample.keep={choose: first, max_per_prompt: 2}", "sft={num_traces: null, epochs: null, steps: 2}",
     )  # fmt: skip

@@ -227,7 +227,6 @@ def test_the_policys_own_episodes_become_traces_of_many_turns_that_sft_learns(tm
         f"data.suites={{chains: {{{CHAINS}, num_prompts: 4}}}}",
         "base={steps: 300, batch_size: 32, optimizer: {lr: 6e-3}}",
         "sample={num_samples: 4, max_response_tokens: 96, keep: {choose: first, max_per_prompt: 2}}",
-        "stages.rounds.repeat=1",
     )
     (folder,) = (plan.directory for plan in experiment.plan() if plan.node.stage == "sample")
     card = read_card(folder / "card.json", SampleCard)

@@ -70,13 +70,13 @@ experiment: {ROOT}/exp_configs/smoke.yaml
 overrides: ["data.train={{kind: arithmetic, num_operations: [1], operations: {{reverse: 1}}, num_prompts: {PROMPTS}}}",
   "data.corpus={{kind: arithmetic, num_operations: [1], operations: {{reverse: 1}}, num_prompts: 512, unique: false}}",
   data.corpus.stepwise_share=0.0, base.steps=150, sample.num_samples={SAMPLES}, sample.max_response_tokens=16,
-  stages.rounds.repeat=2, sft.num_traces=null, "evaluation.only=[retention]", evaluation.decodings.sampled=null]
+  sft.num_traces=null, "evaluation.only=[retention]", evaluation.decodings.sampled=null]
 seeds: [7]
 reference: sft
 budget: {{optimizer_steps: 4}}
 arms:
   sft: {{chain: sft, method: sft}}
-  expert_iteration: {{chain: expert_iteration, method: sft}}
+  expert_iteration: {{chain: expert_iteration, method: sft, overrides: [stages.rounds.repeat=2]}}
 """
 CELLS = ("--cells", "centre")
 

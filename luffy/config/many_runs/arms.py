@@ -20,6 +20,7 @@ from luffy.config.many_runs.sweep_design import (
 from luffy.config.settings import evaluate_settings, settings_of
 from luffy.config.shipped import named_file
 from luffy.config.strict import OF_ONE_MACHINE
+from luffy.config.training import RLConfig
 from luffy.config.yaml_source import KeyPath, place_of
 from luffy.errors import ConfigError
 
@@ -108,13 +109,22 @@ def candidates_of_arms(design: SweepDesign, path: Path, origins: Mapping[KeyPath
 
 def _refuse_fixed(overrides: Iterable[str], fixed: Sequence[str], where: str, what: str) -> None:
     """What belongs to the comparison cannot be an arm's own, in whole or in part."""
-    for key in (text.partition("=")[0] for text in overrides):
+    for given in (text.partition("=")[0] for text in overrides):
+        key = _of_stages(given)
         hit = next((name for name in fixed if f"{key}.".startswith(f"{name}.") or f"{name}.".startswith(f"{key}.")), "")
         if hit and key not in ("sample", "sft", "rl"):
             reason = _REASONS.get(hit, "it must be the same in all arms; override it for all of them")
-            raise ConfigError(f"{where}: {what}: {key} cannot be overridden here: {reason}")
+            raise ConfigError(f"{where}: {what}: {given} cannot be overridden here: {reason}")
         if hit:
-            raise ConfigError(f"{where}: {what}: give the fields of {key} one by one ({key}.FIELD=VALUE)")
+            raise ConfigError(f"{where}: {what}: give the fields of {given} one by one ({given}.FIELD=VALUE)")
+
+
+def _of_stages(key: str) -> str:
+    """The field that an override of one stage changes: `rl.steps` for `stages.opd.rl.steps`."""
+    parts = key.split(".")
+    while parts[0] == "stages" and len(parts) > 2:
+        parts = parts[2:]
+    return ".".join(parts)
 
 
 def _points_of_arms(design: SweepDesign, arms: Sequence[_ArmPlan]) -> dict[str, tuple[GridPoint, ...]]:
@@ -138,11 +148,13 @@ def _load_arm(arm: _ArmPlan, design: SweepDesign, experiment: Path, point: GridP
     named = [f"name={design.name}.{arm.name}", f"chain={own.chain}", f"method={own.method}"]
     overrides = [*design.overrides, *own.overrides, *point.overrides, *named]
     # How many steps an arm's share of the budget makes depends on the rest of its experiment.
-    any_length = _lengths(chain_kinds(own.chain, experiment, arm.where), 10**6, 10**6)
+    kinds, is_plain = chain_kinds(own.chain, experiment, arm.where)
+    any_length = _lengths(kinds, 10**6, 10**6) if is_plain else []
     unmeasured = load_experiment(experiment, [*overrides, *any_length], given_at=arm.where)
     if not {"sft", "rl"} & {*unmeasured.kinds}:
         arm.refuse(f"chain {own.chain} trains nothing: there is nothing to compare")
-    lengths = _lengths_by_steps(arm, budget.optimizer_steps, unmeasured)
+    measure = _lengths_by_steps if is_plain else _length_of_last
+    lengths = measure(arm, budget.optimizer_steps, unmeasured)
     return load_experiment(experiment, [*overrides, *lengths], given_at=arm.where)
 
 
@@ -167,8 +179,6 @@ def _lengths_by_steps(arm: _ArmPlan, budget: int, config: ExperimentConfig) -> l
             f"budget.optimizer_steps {budget} leaves {left} to RL, which is not a positive multiple of the {a_step} "
             "that each RL step makes (rl.passes x rl.prompts_per_step / rl.prompts_per_update); change one of them"
         )
-    if config.kinds.count("rl") > 1:
-        arm.refuse(f"chain {arm.config.chain} has several stages of kind rl, among which no budget is divided")
     rounds = max(config.kinds.count("sft"), 1)
     if sft_steps % rounds:
         arm.refuse(
@@ -177,12 +187,45 @@ def _lengths_by_steps(arm: _ArmPlan, budget: int, config: ExperimentConfig) -> l
     return _lengths(config.kinds, sft_steps // rounds, left // a_step)
 
 
+def _length_of_last(arm: _ArmPlan, budget: int, config: ExperimentConfig) -> list[str]:
+    """The override with which the last stage that learns makes the optimizer steps that those before it leave, in a
+    chain whose stages have lengths of their own."""
+    if arm.config.sft_steps:
+        arm.refuse(f"sft_steps has no effect with chain {arm.config.chain}, whose stages have their own; remove it")
+    *before, last = [name for name, entry in config.stages.items() if entry.kind in ("sft", "rl")]
+    left = budget
+    for name in before:
+        section = config.seen_by(name).sft if config.stages[name].kind == "sft" else config.seen_by(name).rl
+        steps = None if section is None else section.steps
+        if section is None or steps is None:
+            arm.refuse(f"stages.{name}.sft.steps: missing; the budget counts optimizer steps, which epochs do not say")
+        left -= steps * (section.updates_per_step if isinstance(section, RLConfig) else 1)
+    kind, rl = config.stages[last].kind, config.seen_by(last).rl
+    a_step = rl.updates_per_step if kind == "rl" and rl is not None else 1
+    if left < 1 or left % a_step:
+        arm.refuse(
+            f"budget.optimizer_steps {budget} leaves {left} to {last}, which is not a positive multiple of the "
+            f"{a_step} that each of its steps makes; change one of them"
+        )
+    return [
+        *([f"stages.{last}.sft.epochs=null"] if kind == "sft" else []),
+        f"stages.{last}.{kind}.steps={left // a_step}",
+    ]
+
+
+def _last_rl(config: ExperimentConfig) -> ExperimentConfig | None:
+    """The experiment as its last stage of RL sees it."""
+    names = [name for name, entry in config.stages.items() if entry.kind == "rl"]
+    return config.seen_by(names[-1]) if names else None
+
+
 def _check_equal(loaded: Mapping[str, ExperimentConfig], arms: Mapping[str, _ArmPlan]) -> None:
     """Refuse arms that differ in what must be equal, wherever the difference comes from."""
+    seen = {name: found for name, config in loaded.items() if (found := _last_rl(config)) is not None}
     for field in _EQUAL:
-        values = {name: attrgetter(field)(config) for name, config in loaded.items() if "rl" in config.kinds}
+        values = {name: attrgetter(field)(config) for name, config in seen.items()}
         if field == "rl.prompts_per_update":  # None: those of a step
-            values = {name: value or attrgetter("rl.prompts_per_step")(loaded[name]) for name, value in values.items()}
+            values = {name: value or attrgetter("rl.prompts_per_step")(seen[name]) for name, value in values.items()}
         for name, value in values.items():
             first, expected = next(iter(values.items()))
             if value != expected:

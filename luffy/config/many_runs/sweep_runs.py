@@ -21,7 +21,7 @@ from pathlib import Path
 
 from pydantic import JsonValue, ValidationError
 
-from luffy.config.chain import instances_of, plain_stages
+from luffy.config.chain import StageEntry, instances_of, plain_stages
 from luffy.config.evaluation import VALIDATION, EvaluationConfig
 from luffy.config.experiment import ExperimentConfig
 from luffy.config.fields import explain
@@ -29,6 +29,7 @@ from luffy.config.load import FileKind, file_kind, load_experiment, parse_overri
 from luffy.config.many_runs.arms import SEEDED, SHARED_NODES, Candidate, candidates_of_arms, learning, made_as
 from luffy.config.many_runs.sweep_design import CENTRE, GridPoint, SelectConfig, SweepDesign, grid_points
 from luffy.config.shipped import experiment_file, named_file
+from luffy.config.strict import StrictModel
 from luffy.config.yaml_source import KeyPath, Value
 from luffy.errors import ConfigError
 
@@ -198,9 +199,9 @@ class Sweep:
         if is_try:
             assert select is not None
             evaluation, name = _evaluation_of_try(config, select), f"{config.name}.try{each.point.number}.{seed}"
-        # Teachers, who may be paid, are asked once for all seeds.
-        sections = {"sample": None if config.teachers else config.sample, "sft": config.sft, "rl": config.rl}
-        seeded = {key: part.model_copy(update={"seed": seed}) for key, part in sections.items() if part is not None}
+        own = {stage: _seeded(entry, seed) for stage, entry in config.stages.items()}
+        stages = {stage: entry.model_copy(update=own[stage]) for stage, entry in config.stages.items()}
+        seeded = {**_seeded(config, seed), "stages": stages}
         return SweepRun(
             cell=cell,
             arm=each.arm,
@@ -269,6 +270,13 @@ def reported_evaluation(config: ExperimentConfig, select: SelectConfig | None) -
     if select is None or select.on == VALIDATION or evaluation.only is not None:
         return evaluation
     return evaluation.model_copy(update={"only": tuple(name for name in config.data.suites if name != select.on)})
+
+
+def _seeded(sections: ExperimentConfig | StageEntry, seed: int) -> dict[str, StrictModel]:
+    """The sections of stages after the base, with the seed. Teachers, who may be paid, are asked once for all seeds."""
+    sample = sections.sample
+    found = {"sample": None if sample is None or sample.teachers else sample, "sft": sections.sft, "rl": sections.rl}
+    return {key: part.model_copy(update={"seed": seed}) for key, part in found.items() if part is not None}
 
 
 def _evaluation_of(config: ExperimentConfig) -> EvaluationConfig:

@@ -65,7 +65,7 @@ def test_every_method_loads_over_smoke_with_groups_of_eight_and_names_its_paper_
     assert "arXiv" in comment or "LUFFY paper" in comment
     assert "# Normaliser:" in comment or "Normaliser, " in comment or "normaliser" in comment
     methods = (CONFIGS / "README.md").read_text().partition("### Weight of a token")[0]
-    assert f"\n| `{name}` | " in methods and f"`{name}`" in (ROOT / "README.md").read_text()
+    assert f"\n| `{name}` | " in methods
 
 
 # What the papers' values are.
@@ -202,6 +202,15 @@ def test_a_command_of_the_known_experiments_can_be_planned(command, tmp_path, ca
 
 def test_the_known_experiments_are_all_found():
     assert len(KNOWN) >= 20
+
+
+def test_the_chain_of_the_readme_is_one_and_the_number_of_presets_that_of_the_files(tmp_path):
+    text = (ROOT / "README.md").read_text()
+    (chain,) = re.findall(r"```yaml\n(# On-policy.*?)```", text, re.DOTALL)
+    (tmp_path / "chain.yaml").write_text(f"extends: {CONFIGS}/smoke.yaml\n{chain}")
+    config = load_experiment(tmp_path / "chain.yaml")
+    assert [config.seen_by(name).method for name in ("opd", "guided", "grpo")] == ["opd", "luffy", "on_policy"]
+    assert f"luffy runs {len(available_presets('methods'))} of them as presets" in text
 
 
 def test_the_experiment_of_the_readme_is_one(tmp_path):

@@ -122,6 +122,20 @@ def test_a_grid_may_change_stages_evaluation_or_method(load, overrides, grid, la
 
 
 # Smoke.yaml makes two updates an RL step of 4 prompts.
+CHAINED = """\
+arms:
+  luffy: {chain: rl, method: luffy}
+  warmed: {chain: warmed.yaml, method: on_policy}
+"""
+WARMED = """\
+stages:
+  - prepare_data
+  - base
+  - warm: {kind: sft, sft: {epochs: null, steps: 2}}
+  - first: {kind: rl, method: luffy, rl: {steps: 2}}
+  - rl: {rl: {temperature: 1.0}}
+  - evaluate
+"""
 BUDGETS = [  # a file, an arm, and what its configuration gets
     (COMPARED, "sft", {"sft.steps": 12}),
     (COMPARED, "luffy", {"rl.steps": 12 // 2}),
@@ -130,6 +144,21 @@ BUDGETS = [  # a file, an arm, and what its configuration gets
     (HEAD + STEPS + ROUNDS, "rounds", {"sft.steps": 12 // 3}),
     (HEAD + STEPS + ROUNDS, "then_rl", {"sft.steps": 6 // 3, "rl.steps": (12 - 6) // 2}),
 ]
+
+
+def test_in_a_chain_of_stages_of_their_own_the_last_makes_what_the_others_leave_and_all_have_the_seed(load, tmp_path):
+    (tmp_path / "warmed.yaml").write_text(WARMED)
+    runs = [run for run in load(HEAD + STEPS + CHAINED).reported_runs() if run.arm == "warmed"]
+    assert [run.nodes[3:] for run in runs] == [("warm", "first", "rl", "evaluate_rl")] * len(runs)
+    for run in runs:
+        warm, first, last = (run.config.seen_by(name) for name in ("warm", "first", "rl"))
+        assert (warm.sft.steps, first.rl.steps, last.rl.steps) == (2, 2, (12 - 2 - 2 * 2) // 2)
+        assert {warm.sft.seed, first.rl.seed, last.rl.seed} == {run.seed}
+    with refused("arms.warmed: budget.optimizer_steps 6 leaves 0 to rl", error=ConfigError):
+        checked(load((HEAD + STEPS + CHAINED).replace("12}", "6}")))
+    (tmp_path / "warmed.yaml").write_text(WARMED.replace("epochs: null, steps: 2", "epochs: 1"))
+    with refused("arms.warmed: stages.warm.sft.steps: missing", error=ConfigError):
+        checked(load(HEAD + STEPS + CHAINED))
 
 
 @pytest.mark.parametrize(("text", "arm", "expected"), BUDGETS)
@@ -302,6 +331,8 @@ def checked(sweep):
         ("rl.temperature=0.5", "rl.temperature is 0.5 .. luffy 1.0"),
         ("cluster=ray", "cluster .. luffy"),
         ("rl.stepz=9", "rl.stepz: unknown key"),
+        ("stages.rl.rl.steps=9", "stages.rl.rl.steps .. budget"),
+        ("stages=[prepare_data]", "stages .. the arm's chain"),
         ("rl.optimizer.lr", "key.path=value"),
     ],
 )
