@@ -1,11 +1,10 @@
 """Loads an experiment's YAML with `key.path=value` overrides as a validated `ExperimentConfig`.
 
-Later wins: chain preset < method preset < `extends` < the file < further files < variables of the environment
-(`LUFFY_RL__STEPS=3`) < the command line. So the values that an extended file sets itself also hold under another
-preset. Mappings merge key by key, lists replace, and a mapping whose `kind` changes replaces the old one. `null`
-removes a suite, or another entry whose name the user chose. A mapping with the key `_replace_: true` takes the place of
-those below it as a whole. A mapping over a list of named elements changes those that
-it names, adds others, and removes those that it sets to `null`
+Later wins: chain preset < method preset < `extends` < the file < further files < the command line. So the values that
+an extended file sets itself also hold under another preset. Mappings merge key by key, lists replace, and a mapping
+whose `kind` changes replaces the old one. `null` removes a suite, or another entry whose name the user chose. A mapping
+with the key `_replace_: true` takes the place of those below it as a whole. A mapping over a list of named elements
+changes those that it names, adds others, and removes those that it sets to `null`
 (`objective: {terms: {entropy: null, off_policy: {coefficient: 0.5}}}`); an override may name one, too
 (`objective.terms.off_policy.coefficient=0.5`), whichever layer the list is from.
 
@@ -17,8 +16,7 @@ of that file, which so is in the settings and in their identity.
 import difflib
 import functools
 import json
-import os
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
@@ -66,8 +64,6 @@ _WORDS: dict[FileKind, tuple[str, str]] = {
 _COMMAND_LINE = "command line"
 _MAX_SHOWN = 60
 _FILES = (".yaml", ".yml")
-_VARIABLE = "LUFFY_"
-_RESEMBLES = 0.75
 _KEPT = ("author", "max_rows", "only")
 """Values of the experiment that override a recipe."""
 _RECIPE_KEYS = ("kind", "name", "path", "file", *_KEPT)
@@ -99,7 +95,6 @@ class Override:
 
     path: KeyPath
     value: Value
-    origin: str
 
 
 def load_experiment(
@@ -125,9 +120,7 @@ def resolve_experiment(
     for further in map(experiment_file, files):
         own = _over(_read_with_extends(further, ()), own)
     overrides = [text for text in overrides if text not in files]
-    nearer = [*environment_overrides(), *parse_overrides(overrides, given_at)]
-    nearest_to_user = {override.origin for override in nearer} | {given_at}
-    command_line = _layer(nearer)
+    command_line = _layer(overrides, given_at)
     own = _under(command_line, own)
     chain, method = _presets(own, command_line, file)
     layers = Layers(command_line, own, method, chain)
@@ -151,8 +144,7 @@ def resolve_experiment(
         top = command_line.over(own)
         method_at, *chain_at = (top[key].origin for key in ("method", "chain", "stages"))
         # What a file inherits, or what an override changes, may have another chain.
-        is_changed = not nearest_to_user.isdisjoint(chain_at)
-        if method_at in nearest_to_user or (method_at.startswith(f"{file}:") and not is_changed):
+        if method_at == given_at or (method_at.startswith(f"{file}:") and given_at not in chain_at):
             raise ConfigError(
                 f"{method_at}: method: {config.method} has no effect without the stage rl, and the stages are "
                 f"{', '.join(config.stages)}; remove it, or choose a chain with rl (chain=rl)"
@@ -171,7 +163,7 @@ def _refuse_misplaced(values: Mapping[str, Value], origins: Mapping[KeyPath, str
 
 def read_overridden(path: Path, overrides: Sequence[str] = ()) -> tuple[dict[str, Value], dict[KeyPath, str]]:
     """The mapping in `path` and in what it extends, with `overrides` applied; and the origin of each of its keys."""
-    return _layer(parse_overrides(overrides, _COMMAND_LINE)).over(_read_with_extends(path, ())).plain()
+    return _layer(overrides, _COMMAND_LINE).over(_read_with_extends(path, ())).plain()
 
 
 def chain_kinds(chain: str, experiment: Path, where: str) -> tuple[tuple[str, ...], bool]:
@@ -266,21 +258,6 @@ def _preset(kind: PresetKind, name: str | None, experiment: Path, where: str = "
     )
 
 
-def environment_overrides() -> list[Override]:
-    """What variables override: `LUFFY_SEED=3`, `LUFFY_RL__STEPS=3`, the values in YAML.
-
-    A name without `__` that is no field at the top of an experiment is another program's, unless it resembles one.
-    """
-    found, fields = list[Override](), ExperimentConfig.model_fields
-    for variable in sorted(each for each in os.environ if each.startswith(_VARIABLE)):
-        name = variable.removeprefix(_VARIABLE).lower()
-        if "__" in name or name in fields:
-            found += parse_overrides([f"{name.replace('__', '.')}={os.environ[variable]}"], variable)
-        elif hint := nearest(name, fields, "did you mean {}?", cutoff=_RESEMBLES):
-            raise ConfigError(f"{variable}: an experiment has no field {name}; {hint}")
-    return found
-
-
 def parse_overrides(overrides: Sequence[str], origin: str) -> list[Override]:
     """Parse `key.path=value` texts, the values in YAML."""
     parsed = []
@@ -294,7 +271,7 @@ def parse_overrides(overrides: Sequence[str], origin: str) -> list[Override]:
         if path == ("extends",):
             raise ConfigError(f"{origin}: extends cannot be overridden; give the other file in place of this one")
         try:
-            parsed.append(Override(path, parse_scalar(value), origin))
+            parsed.append(Override(path, parse_scalar(value)))
         except YAMLError as error:
             reason = f" ({error.problem})" if isinstance(error, MarkedYAMLError) else ""
             shown = value if len(value) <= _MAX_SHOWN else f"{value[:_MAX_SHOWN]}..."
@@ -304,12 +281,12 @@ def parse_overrides(overrides: Sequence[str], origin: str) -> list[Override]:
     return parsed
 
 
-def _layer(overrides: Iterable[Override]) -> Given:
+def _layer(overrides: Sequence[str], origin: str) -> Given:
     layer = Given({})
-    for each in overrides:
-        one = given(each.value, {}, each.origin, each.path)
+    for each in parse_overrides(overrides, origin):
+        one = given(each.value, {}, origin, each.path)
         for part in reversed(each.path):
-            one = Given({part: one}, each.origin)
+            one = Given({part: one}, origin)
         layer = one.over(layer)
     return layer
 

@@ -6,7 +6,6 @@ mappings goes by its `name`; one without a name goes by its index.
 
 import difflib
 import re
-import tomllib
 from collections.abc import Hashable, Iterable, Mapping
 from math import inf
 from pathlib import Path
@@ -178,12 +177,6 @@ def read_yaml(path: Path) -> tuple[dict[str, Value], dict[KeyPath, str]]:
         raise ConfigError(f"{path}: not UTF-8 at byte {error.start}; save the file as UTF-8") from None
     if len(content) > _MAX_BYTES:
         raise ConfigError(f"{path}: has more than {_MAX_BYTES} bytes, the most that a YAML file may have")
-    if path.suffix == ".toml":
-        try:
-            shown = f"; this is its YAML: {flow_yaml(tomllib.loads(text))}"
-        except (ValueError, RecursionError, yaml.YAMLError):
-            shown = ""
-        raise ConfigError(f"{path}: is TOML, and configurations are YAML{shown}")
     try:
         node, value = _parse(text)
     except yaml.MarkedYAMLError as error:

