@@ -34,8 +34,6 @@ class ConfigField:
     type: str
     default: str | None
     """None: it has none, and a preset or the experiment has to give it."""
-    is_section: bool
-    """Whether it has nested fields."""
 
     @property
     def description(self) -> str:
@@ -53,26 +51,6 @@ def all_fields(prefix: str = "") -> list[ConfigField]:
         if len(parts := path.split(".")) >= len(wanted)
         and all(part in (want, _NAME) for part, want in zip(parts, wanted, strict=False))
     ]
-
-
-def children_of(path: str) -> list[ConfigField]:
-    """The fields one level below `path`, in which any name matches `NAME`."""
-    start = f"{path}." if path else ""
-    found: dict[str, ConfigField] = {}
-    for model in models_at(tuple(start.split(".")[:-1]), ExperimentConfig):
-        found |= {name: _field(f"{start}{name}", info, model) for name, info in model.model_fields.items()}
-    return list(found.values())
-
-
-def values_of(path: str) -> list[str]:
-    """The values that the field at `path` allows, where they can be listed."""
-    *parent, name = path.split(".")
-    values: list[object] = []
-    for model in models_at(tuple(parent), ExperimentConfig):
-        branches = members(model.model_fields[name].annotation) if name in model.model_fields else []
-        values += [value for branch in branches if get_origin(branch) is Literal for value in get_args(branch)]
-        values += [True, False] if bool in branches else []
-    return [_yaml_word(value) for value in values]
 
 
 def models_at(path: KeyPath, root: type[BaseModel]) -> list[type[BaseModel]]:
@@ -141,7 +119,6 @@ def _field(path: str, info: FieldInfo, model: type[BaseModel]) -> ConfigField:
         type=_type_words(info.annotation),
         default=None if default is PydanticUndefined else json.dumps(to_jsonable_python(default)),
         model=model,
-        is_section=bool(_sections(info.annotation)),
     )
 
 

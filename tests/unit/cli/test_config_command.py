@@ -1,4 +1,4 @@
-"""`luffy config`: values and their origins, fields, what SFT and RL minimise, and what the shell completes."""
+"""`luffy config`: values and their origins, fields, and what SFT and RL minimise."""
 
 import json
 import re
@@ -10,7 +10,6 @@ from support.refusals import refused
 
 from luffy.cli.commands.config import explain_experiment
 from luffy.cli.main import main
-from luffy.cli.options import complete_config, complete_override
 from luffy.config import ExperimentConfig, load_experiment
 from luffy.config.fields import all_fields
 from luffy.config.shipped import EXPERIMENTS
@@ -73,23 +72,6 @@ def test_every_field_is_listed_with_its_type_default_and_meaning(capsys):
     assert kind.startswith("kind math | kind math_strict | ") and fields["grading"].type == "section"
     assert not any("<" in field.type for field in fields.values())
     assert json.loads(fields["rl.temperature"].default) == 1.0 and fields["rl.steps"].default is None
-
-
-@pytest.mark.parametrize(
-    ("typed", "expected"),
-    [
-        ("rl.ste", ["rl.steps="]),
-        ("rl.opt", ["rl.optimizer."]),
-        ("objective.terms.entropy.sel", ["objective.terms.entropy.select="]),
-        ("cluster=", ["cluster=local", "cluster=ray"]),
-        ("chain=sft_then_l", ["chain=sft_then_luffy"]),
-        ("nothing.", []),
-    ],
-)
-def test_keys_and_values_and_experiments_are_completed(typed, expected):
-    assert complete_override(typed) == expected
-    assert complete_config("arith") == ["arithmetic", "arithmetic_study"]
-    assert complete_config("exp_configs/arithmetic.") == ["exp_configs/arithmetic.yaml"]
 
 
 @pytest.mark.parametrize("method", METHODS)
