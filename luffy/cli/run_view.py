@@ -1,4 +1,4 @@
-"""A workspace's runs and results, and a run's stages, lineage, metrics, accuracies and curves, as rows of tables."""
+"""A workspace's runs and results, and a run's stages, lineage, metrics and accuracies, as rows of tables."""
 
 import json
 import time
@@ -11,11 +11,8 @@ from luffy.api.runs import Accuracy, read_accuracies
 from luffy.cli.console import say, show_rows, show_table
 from luffy.config import STAGE_KINDS, ExperimentConfig
 from luffy.config.fields import all_fields
-from luffy.errors import ConfigError
-from luffy.files import write_atomic
 from luffy.json_text import parse_json
 from luffy.pipeline.disk import measure
-from luffy.pipeline.graph import build_graph, showing
 from luffy.pipeline.identity import Json, read_identity
 from luffy.pipeline.lock import holder_of
 from luffy.pipeline.manifest import MANIFEST_FILE, read_manifest
@@ -24,10 +21,9 @@ from luffy.pipeline.records import RunRecord, list_records
 from luffy.pipeline.reuse import newest_checkpoint
 from luffy.pipeline.workspace import RUN_FILE, Workspace
 from luffy.report.cells import Table, accuracy, duration, size_words, sources_table, table, tally
-from luffy.report.curves import HEADLINE_METRICS, Panel, panel_charts, rl_panels, supervised_panels
-from luffy.report.figures import Chart, picture
+from luffy.report.curves import HEADLINE_METRICS
 from luffy.statistics.accuracy import Estimate
-from luffy.tracking.metrics import METRICS_FILE, read_last_lines, read_metrics
+from luffy.tracking.metrics import METRICS_FILE, read_last_lines
 
 _CARD_FILE = "card.json"
 _MAX_TEXT = 100
@@ -190,38 +186,6 @@ def show_results(stages: Iterable[Path], page: Path | None = None, config: Exper
         show_table(accuracy_table(found), "Accuracy in % with its interval")
     if page is not None:
         say(f"report: {page}")
-
-
-def write_pictures(record: RunRecord, folder: Path) -> list[Path]:
-    """Write an SVG per training stage to `folder`, with the panels of the report; returns the files.
-
-    Raises ConfigError where the folder cannot be made.
-    """
-    config = record.configuration
-    seen = {node.name: node.config for node in build_graph(config)} if config is not None else {}
-
-    def panels(node: str) -> Sequence[Panel]:
-        objective = seen[node].objective if node in seen else None
-        return rl_panels(objective.terms if objective else ()) if record.kinds[node] == "rl" else supervised_panels()
-
-    found = {node: read_metrics(record.stages[node].directory / METRICS_FILE) for node in record.stages}
-    pictures = {
-        f"{record.name}-{node}": panel_charts(panels(node), found[node])
-        for node in showing("training_curves", record.kinds)
-        if found[node]
-    }
-    return _write_charts(pictures, folder)
-
-
-def _write_charts(pictures: Mapping[str, Sequence[Chart]], folder: Path) -> list[Path]:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(f"--svg {folder}: cannot be made ({error.strerror}); give another folder") from None
-    files = {folder / f"{name}.svg": charts for name, charts in pictures.items() if charts}
-    for file, charts in files.items():
-        write_atomic(file, picture(charts, columns=3))
-    return [*files]
 
 
 def show_card(directory: Path) -> None:

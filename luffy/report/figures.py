@@ -168,13 +168,13 @@ def bars(bands: Bands[tuple[str, Sequence[tuple[str, float]]]]) -> str:
         return _svg(canvas)
 
 
-def picture(charts: Sequence[Chart], columns: int = 2, legend: Sequence[tuple[str, str]] | None = None) -> str:
+def picture(charts: Sequence[Chart], legend: Sequence[tuple[str, str]] | None = None) -> str:
     """Charts with titles in a grid; those without a point are left out.
 
     `legend`: colours and labels of all charts; None: each has its own.
     """
     drawn = [each for each in charts if any(line.points for line in each.lines)]
-    columns = min(columns, max(len(drawn), 1))
+    columns = min(2, max(len(drawn), 1))
     width, cell = columns * (_WIDTH + 12), _HEIGHT + _CAPTION + (12 if legend is None else 0)
     entries = list(_placed(legend or (), 6.0, 12.0, width))
     top = 4.0 if legend is None else max((y for *_, y in entries), default=0.0) + 8

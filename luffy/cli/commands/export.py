@@ -8,14 +8,13 @@ from typing import Annotated
 
 from typer import Argument, Option
 
-from luffy import __version__
 from luffy.api.runs import export_stage
 from luffy.cli.commands.config import explain_stage
 from luffy.cli.console import say
 from luffy.cli.options import Debug, WorkspaceFolder
 from luffy.config.chain import plain_stages
 from luffy.config.yaml_source import dump_yaml
-from luffy.errors import EXIT_OK, ConfigError, DataError, LuffyError, UserError
+from luffy.errors import EXIT_OK, ConfigError, DataError, LuffyError
 from luffy.files import write_atomic
 from luffy.pipeline.graph import build_graph, providing
 from luffy.pipeline.job import JOB_FILE
@@ -49,11 +48,6 @@ def export(
     author: Annotated[
         list[str] | None, Option("--author", metavar="NAME", help="only traces of this author; may be repeated [all]")
     ] = None,
-    push_to_hub: Annotated[
-        str | None,
-        Option("--push-to-hub", metavar="OWNER/NAME", help="also upload the folder to this model on the hub"),
-    ] = None,
-    public: Annotated[bool, Option("--public", help="a new model on the hub can be seen by everybody")] = False,
     workspace: WorkspaceFolder = None,
     debug: Debug = False,
 ) -> int:
@@ -63,8 +57,8 @@ def export(
     A .parquet file gets the prompts with traces, also those that teachers or the policy made.
     """
     if target.suffix == ".parquet":
-        if option := "--step" if step is not None else "--push-to-hub" if push_to_hub is not None else None:
-            raise ConfigError(f"{option}: is for a policy; {target} gets data")
+        if step is not None:
+            raise ConfigError(f"--step: is for a policy; {target} gets data")
         is_file = source.endswith(".parquet") and Path(source).is_file()
         file = Path(source) if is_file else training_file(find_run(find_workspace(workspace), source))
         prompts, counts, hidden = write_data(file, target, author or ())
@@ -80,8 +74,6 @@ def export(
         raise ConfigError(f"{target}: data are written as .parquet, and a policy to a folder")
     if author:
         raise ConfigError(f"--author: chooses traces, and {target} does not end in .parquet")
-    if push_to_hub is not None:
-        check_hub_name(push_to_hub)
     if target.is_file() or (target.is_dir() and any(target.iterdir())):
         found = "not empty" if target.is_dir() else "a file"
         raise DataError(f"{target}: is {found}; give a folder that is not there yet")
@@ -100,8 +92,6 @@ def export(
         except LuffyError as error:
             say(f"no model card: {error}")
     say(f"{what} of {source} is in {target}")
-    if push_to_hub is not None:
-        say(f"uploaded to {push(target, push_to_hub, public=public)}")
     return EXIT_OK
 
 
@@ -123,37 +113,6 @@ def write_card(record: RunRecord, node: str, folder: Path) -> None:
     there = {entry: record.stages[name].directory for entry, name in reader.inputs.items() if name in record.stages}
     chain = read_chain(whole, {entry: path for entry, path in there.items() if (path / MANIFEST_FILE).is_file()})
     write_atomic(folder / _CARD, model_card(chain, node, trained, _EXPERIMENT))
-
-
-def check_hub_name(name: str) -> None:
-    """Raise ConfigError where the hub can have no model of that name."""
-    from huggingface_hub.utils import HFValidationError, validate_repo_id  # a fifth of a second
-
-    try:
-        validate_repo_id(name)
-    except HFValidationError as error:
-        raise ConfigError(f"--push-to-hub {name}: {' '.join(str(error).split())}") from None
-
-
-def push(folder: Path, name: str, *, public: bool) -> str:
-    """Upload `folder` to the model `name` on the hub, in one commit; returns its address.
-
-    A new model is private unless `public`; an existing one stays as it is. Raises UserError where the hub refuses.
-    """
-    from huggingface_hub import HfApi
-    from huggingface_hub.errors import HfHubHTTPError
-
-    api = HfApi()
-    try:
-        made = api.create_repo(name, private=not public, exist_ok=True)
-        api.upload_folder(repo_id=made.repo_id, folder_path=folder, commit_message=f"luffy {__version__}")
-    except (HfHubHTTPError, OSError) as error:
-        reason = str(getattr(error, "server_message", None) or error).strip().splitlines()[0]
-        raise UserError(
-            f"--push-to-hub {name}: {reason}; the policy is in {folder}: log in (hf auth login, or HF_TOKEN) with a "
-            f"token that may write, then hf upload {name} {folder}"
-        ) from None
-    return str(made)
 
 
 def training_file(record: RunRecord) -> Path:

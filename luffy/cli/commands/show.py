@@ -1,6 +1,5 @@
-"""`luffy show`: a workspace, or one run from its configuration and the raw data to metrics, curves and samples."""
+"""`luffy show`: a workspace, or one run from its configuration and the raw data to metrics and samples."""
 
-from pathlib import Path
 from textwrap import indent
 from typing import Annotated
 
@@ -27,7 +26,6 @@ def show(
         bool, Option("--leaderboard", help="instead: every evaluated model of the workspace; also as a page")
     ] = False,
     everything: Annotated[bool, Option("--all", help="also fields at their defaults, and every metric")] = False,
-    svg: Annotated[Path | None, Option(metavar="FOLDER", help="also write the training curves as SVG files")] = None,
     samples: Annotated[int | None, Option(min=1, metavar="N", help="instead: N samples with their grades")] = None,
     stage: Annotated[
         str | None, Option(metavar="STAGE", help="stage of the samples [rl, else the last evaluation]")
@@ -44,13 +42,13 @@ def show(
     workspace: WorkspaceFolder = None,
     debug: Debug = False,
 ) -> int:
-    """Show one run: configuration, stages, lineage, metrics, accuracies, curves, samples, one prompt's history.
+    """Show one run: configuration, stages, lineage, metrics, accuracies, samples, one prompt's history.
 
     Without a run: what the workspace holds, or its leaderboard.
     """
     where = find_workspace(workspace)
     if run is None or leaderboard:
-        asked = (samples, stage, reward, prompt, svg)
+        asked = (samples, stage, reward, prompt)
         if leaderboard and run is not None:
             raise ConfigError(f"--leaderboard ranks the whole workspace: leave out {run}")
         if everything or any(value is not None for value in asked):
@@ -81,7 +79,7 @@ def show(
         whole, rows = prompt_history(record, prompt)
         show_rows(HISTORY_HEADER, rows, f"Responses to {whole}")
     else:
-        _show_run(record, everything=everything, svg=svg)
+        _show_run(record, everything=everything)
     return EXIT_OK
 
 
@@ -98,7 +96,7 @@ def _show_samples(record: RunRecord, stage: str | None, reward: str, number: int
         say(f"{len(found)} samples, there are no more with a reward in [{low:g}, {high:g}]")
 
 
-def _show_run(record: RunRecord, *, everything: bool, svg: Path | None) -> None:
+def _show_run(record: RunRecord, *, everything: bool) -> None:
     by = f" by pid {record.pid} on {record.host}" if record.pid is not None else ""
     say(f"{record.name}: {record.condition}{by}, started {record.started or '?'}, updated {record.updated or '?'}")
     say(f"directory {record.directory}")
@@ -117,5 +115,3 @@ def _show_run(record: RunRecord, *, everything: bool, svg: Path | None) -> None:
         show_table(metrics, "Newest metrics")
     finished = (entry.directory for entry in record.stages.values() if read_manifest(entry.directory) is not None)
     run_view.show_results(finished, config=config)
-    for file in run_view.write_pictures(record, svg) if svg else ():
-        say(f"written to {file}")

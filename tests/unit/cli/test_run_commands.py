@@ -132,8 +132,8 @@ def show(experiment, capsys, monkeypatch):
     return shown
 
 
-def test_show_goes_from_the_configuration_to_the_accuracies_and_curves(experiment, show, tmp_path):
-    lines = show("smoke", "--svg", str(tmp_path / "svg"))
+def test_show_goes_from_the_configuration_to_the_accuracies(experiment, show):
+    lines = show("smoke")
     keys = {name: identity.key for name, identity in experiment.identities.items()}
     digest = experiment.identities["prepare_data"].files["rows.jsonl (data.train)"]
     assert {
@@ -150,7 +150,6 @@ def test_show_goes_from_the_configuration_to_the_accuracies_and_curves(experimen
         r".*\(--all shows them\)$",
     ):
         assert any(re.match(pattern, line) for line in lines), pattern
-    assert "smoke-1-rl.svg" in " ".join(lines) and "Reward" in (tmp_path / "svg" / "smoke-1-rl.svg").read_text()
     everything = show("smoke-1", "--all")
     assert "rl.max_staleness 0" in everything and "rl.max_staleness 0" not in lines  # given, and yet the default
     assert "execution.checkpoint.keep 2" in everything
@@ -218,7 +217,6 @@ def test_responses_of_an_evaluation_by_verdict_and_never_confidential_ones(tmp_p
         ("smoke --samples 2 --reward 1..0", "--reward 1..0"),
         ("smoke --samples 0", "greater than or equal to 1"),
         ("smoke --prompt a --samples 2", "give one of them"),
-        (f"smoke --svg {__file__}", "cannot be made (File exists)"),
     ],
 )
 def test_mistakes_of_show_are_lines(show, arguments, named):
@@ -238,9 +236,9 @@ def test_ranges_of_rewards(text, found):
         assert read_range(text) == found
 
 
-def test_no_command_on_runs_loads_torch_or_prefect_or_reads_source(experiment, tmp_path):
+def test_no_command_on_runs_loads_torch_or_prefect_or_reads_source(experiment):
     """Docstrings of fields are read from their source, where they are asked for."""
-    words = [f"show smoke --svg {tmp_path}", "diff smoke smoke", "show", "gc"]
+    words = ["show smoke", "diff smoke smoke", "show", "gc"]
     code = f"""
 import sys
 from luffy.cli.main import main
