@@ -29,7 +29,7 @@ from uuid import UUID
 
 import httpx
 
-from luffy.cli.console import say, show_error, terminal
+from luffy.cli.console import say, show_error
 from luffy.config.shipped import SHIPPED
 from luffy.errors import EXIT_FAILURE, EXIT_OK, LuffyError, UserError
 from luffy.files import write_atomic
@@ -79,7 +79,7 @@ def serve_until_interrupted(workspace: Workspace, address: ServerAddress, limit:
     try:
         _serve(workspace, address, limit)
     except KeyboardInterrupt:
-        terminal().print("ended")
+        say("ended")
     except httpx.HTTPError as error:
         reason = (str(error) or type(error).__name__).splitlines()[0]
         show_error(
@@ -212,15 +212,14 @@ def _close(client: "SyncPrefectClient", runs: set[UUID]) -> None:
 def _say(client: "SyncPrefectClient", address: ServerAddress, workspace: Workspace) -> None:
     flows = {flow.id: flow.name for flow in client.read_flows()}
     names = sorted(f"{flows[deployment.flow_id]}/{deployment.name}" for deployment in client.read_deployments())
-    out = terminal()
-    out.print(f"Prefect UI:  {address.url.removesuffix('/api')}")
+    say(f"Prefect UI:  {address.url.removesuffix('/api')}")
     if not is_loopback(address.host):
-        out.print(f"listens at:  {address.host}, with a password; other terminals need PREFECT_API_AUTH_STRING")
-    out.print(f"workspace:   {workspace.root}")
-    out.print(f"GPUs:        {len(detected_gpus() or ()) or 'none'}")
-    out.print("deployments, to run in any other terminal:")
+        say(f"listens at:  {address.host}, with a password; other terminals need PREFECT_API_AUTH_STRING")
+    say(f"workspace:   {workspace.root}")
+    say(f"GPUs:        {len(detected_gpus() or ()) or 'none'}")
+    say("deployments, to run in any other terminal:")
     variables = " ".join(f"{name}={value}" for name, value in {"PREFECT_API_URL": address.url, **NO_TELEMETRY}.items())
     say(f"    export {variables}")
     for name in names:
         say(f"    {shlex.join(_PREFECT)} deployment run {name} --watch")
-    out.print("Ctrl-C ends server, worker and runs.")
+    say("Ctrl-C ends server, worker and runs.")

@@ -3,7 +3,6 @@
 import json
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,7 @@ from luffy.pipeline.plan import flatten
 from luffy.pipeline.records import RunRecord, list_records
 from luffy.pipeline.reuse import newest_checkpoint
 from luffy.pipeline.workspace import RUN_FILE, Workspace
-from luffy.report.cells import Table, accuracy, duration, size_words, sources_table, table, tally
+from luffy.report.cells import Table, TableCell, accuracy, duration, size_words, sources_table, table, tally
 from luffy.report.curves import HEADLINE_METRICS
 from luffy.statistics.accuracy import Estimate
 from luffy.tracking.metrics import METRICS_FILE, read_last_lines
@@ -162,19 +161,15 @@ def accuracy_table(cells: Sequence[Accuracy]) -> Table:
 
     Rows are sorted by decoding, then by suite, each in the order of the configuration.
     """
-    checkpoints, decodings, suites = (
-        list(dict.fromkeys(getattr(cell, name) for cell in cells)) for name in ("checkpoint", "decoding", "suite")
-    )
-    texts = {
-        (cell.decoding, cell.suite, cell.checkpoint): accuracy(Estimate(cell.accuracy, *cell.interval, "", 0))
-        for cell in cells
-    }
-    rows = (
-        (suite, decoding, *(texts.get((decoding, suite, name), "-") for name in checkpoints))
-        for decoding, suite in product(decodings, suites)
-        if any((decoding, suite, name) in texts for name in checkpoints)
-    )
-    return table(("suite", "decoding", *checkpoints), rows)
+    found: dict[tuple[str, str], dict[str, TableCell]] = {}
+    for cell in cells:
+        shown = accuracy(Estimate(cell.accuracy, *cell.interval, "", 0))
+        found.setdefault((cell.suite, cell.decoding), {})[cell.checkpoint] = shown
+    checkpoints = dict.fromkeys(cell.checkpoint for cell in cells)
+    decodings = [decoding for _, decoding in found]
+    rows = sorted(found.items(), key=lambda row: decodings.index(row[0][1]))
+    shown_rows = ((*key, *(by_checkpoint.get(name, "-") for name in checkpoints)) for key, by_checkpoint in rows)
+    return table(("suite", "decoding", *checkpoints), shown_rows)
 
 
 def show_results(stages: Iterable[Path], page: Path | None = None, config: ExperimentConfig | None = None) -> None:

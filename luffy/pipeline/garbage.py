@@ -60,15 +60,11 @@ class Retention:
 
     keep_runs: int | None = None
     """Number of newest runs to keep of each experiment."""
-    older_than_s: float | None = None
-    """Keep runs that began less than this many seconds ago."""
     names: tuple[str, ...] = ()
-    """Runs to delete, regardless of the two rules above."""
-    all_checkpoints: bool = False
-    """Finished stages keep only their newest checkpoint, even where `execution.checkpoint.keep` is larger."""
+    """Runs to delete, however new they are."""
 
     def given_up(self, records: Sequence[RunRecord]) -> list[RunRecord]:
-        """The runs among `records` (newest first) to discard: beyond both limits, where both are given.
+        """The runs among `records` (newest first) to discard.
 
         The arms of a comparison are kept or discarded together with it. A run whose record cannot be read is discarded
         only by name, and a run that is under way not at all.
@@ -90,15 +86,14 @@ class Retention:
         # A comparison that is under way may reuse what its arms made before.
         comparing = tuple(f"{record.experiment}." for record in records if record.is_live and record.experiment)
         num_newer, going = Counter[str](), set(named)
-        has_limits = self.keep_runs is not None or self.older_than_s is not None
-        for record in sorted(records, key=lambda record: record.started, reverse=True) if has_limits else ():
+        keep = len(records) if self.keep_runs is None else self.keep_runs
+        for record in sorted(records, key=lambda record: record.started, reverse=True):
             newer = num_newer[record.experiment]
             num_newer[record.experiment] += 1
             # Nothing else of a record that cannot be read is used, since it may be anything.
             if record.condition in ("running", "unreadable") or record.experiment.startswith(comparing):
                 continue
-            is_old = self.older_than_s is None or 0 < record.started_s < time.time() - self.older_than_s
-            if is_old and (self.keep_runs is None or newer >= self.keep_runs):
+            if newer >= keep:
                 going.add(record.directory)
         kept = [record for record in records if record.directory not in going]
         going -= {arm for record in kept for arm in record.arms.values()} - named
@@ -142,7 +137,7 @@ def survey(workspace: Workspace, retention: Retention) -> Survey:
     ]
     for directory in _stage_directories(workspace):
         if _own(directory, notes):
-            garbage += _of_stage(directory, needs, former, retention, notes)
+            garbage += _of_stage(directory, needs, former, notes)
     garbage += _leftovers(workspace, {record.directory: record for record in records})
     if not any(record.is_live for record in kept):
         garbage += _old_log(workspace.warm_log, None)
@@ -276,9 +271,7 @@ def _named_paths(values: Json | Mapping[str, Json], start: str, workspace: Works
         yield from (place for place in places if place.is_relative_to(workspace.root))
 
 
-def _of_stage(
-    directory: Path, needs: _Needs, former: Mapping[Path, str], retention: Retention, notes: list[str]
-) -> Iterator[Garbage]:
+def _of_stage(directory: Path, needs: _Needs, former: Mapping[Path, str], notes: list[str]) -> Iterator[Garbage]:
     holder = holder_of(directory)
     if holder is not None:
         notes.append(f"{_title(directory)}: in use by {holder}")
@@ -303,7 +296,7 @@ def _of_stage(
                 yield Garbage("part", folder, "needed only until the stage was finished", _modified(folder), directory)
         # A longer run, or the repair of a damaged model, needs only the newest checkpoint.
         more_kept = manifest.execution.checkpoint.keep > CheckpointConfig().keep
-        if directory not in needs.checkpoints and (retention.all_checkpoints or not more_kept):
+        if directory not in needs.checkpoints and not more_kept:
             checkpoints = sorted(complete_checkpoints(directory).items())
             for _, folder in checkpoints[:-1]:
                 reason = f"the stage is finished, and its checkpoint of step {checkpoints[-1][0]} stays"

@@ -4,7 +4,6 @@ import difflib
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from datetime import datetime
 from pathlib import Path
 from typing import Any, Literal, cast
 
@@ -63,11 +62,6 @@ class RunRecord:
     @property
     def name(self) -> str:
         return self.directory.name
-
-    @property
-    def started_s(self) -> float:
-        """Seconds since the epoch, rounded down; 0 if unknown."""
-        return datetime.fromisoformat(self.started).timestamp() if self.started else 0.0
 
     @property
     def condition(self) -> RunCondition:

@@ -38,15 +38,12 @@ def config(
     explain: Annotated[
         bool, Option("--explain", help="instead: what SFT and RL minimise, in words and symbols; also of a stage's job")
     ] = False,
-    stage: Annotated[str | None, Option(metavar="STAGE", help="with --explain: sft or rl only")] = None,
     debug: Debug = False,
 ) -> int:
     """Print an experiment with every value resolved, and where each value comes from.
 
     The output is a YAML file of the same experiment.
     """
-    if stage is not None and not explain:
-        raise ConfigError("--stage: chooses what --explain shows; give --explain, too")
     if fields:
         found = all_fields(config or "")
         if not found:
@@ -57,7 +54,7 @@ def config(
     if config is None:
         raise ConfigError("CONFIG: missing; give an experiment, or --fields")
     if explain:
-        for title, text in explain_experiment(config, overrides or (), stage):
+        for title, text in explain_experiment(config, overrides or ()).items():
             say(f"{title}\n\n{text}\n")
         return EXIT_OK
     for line in resolved_lines(resolve_experiment(config, overrides or ()), defaults=not given):
@@ -105,12 +102,10 @@ def _words(origin: str | None) -> str:
     return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else origin
 
 
-def explain_experiment(
-    config: Path | str, overrides: Sequence[str] = (), only: str | None = None
-) -> list[tuple[str, str]]:
-    """Name and explanation of each training stage in an experiment's chain, or of the one stage in its `config.yaml`.
+def explain_experiment(config: Path | str, overrides: Sequence[str] = ()) -> dict[str, str]:
+    """The explanation of each training stage in an experiment's chain, or of the one stage in its `config.yaml`.
 
-    Raises ConfigError when there is no training stage, or none called `only`.
+    Raises ConfigError when there is no training stage.
     """
     path = experiment_file(config)
     values, _ = read_yaml(path)
@@ -122,9 +117,7 @@ def explain_experiment(
     found = {name: text for name, of in settings.items() if (text := explain_stage(of)) is not None}
     if not found:
         raise ConfigError(f"{config}: has no training stage (sft, rl) to explain")
-    if only is not None and only not in found:
-        raise ConfigError(f"{config}: has no training stage {only!r}; there are {', '.join(found)}")
-    return [(name, text) for name, text in found.items() if only in (None, name)]
+    return found
 
 
 def explain_stage(settings: StageSettings) -> str | None:

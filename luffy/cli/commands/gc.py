@@ -13,7 +13,6 @@ from luffy.pipeline.garbage import Kind, Retention, dispose, survey
 from luffy.pipeline.workspace import find_workspace
 from luffy.report.cells import duration, size_words
 
-_DAY_S = 86400.0
 _KINDS: tuple[Kind, ...] = get_args(Kind)
 
 
@@ -22,16 +21,10 @@ def gc(
     keep_runs: Annotated[
         int | None, Option(min=0, metavar="N", help="keep only the newest N runs of each experiment")
     ] = None,
-    older_than: Annotated[
-        float | None, Option(min=0, metavar="DAYS", help="delete runs that began more than DAYS ago")
-    ] = None,
     runs: Annotated[list[str] | None, Option(metavar="NAME", help="delete this run; may be repeated")] = None,
     only: Annotated[
         list[str] | None, Option(metavar="KIND", help=f"only {' or '.join(_KINDS)}; may be repeated")
     ] = None,
-    all_checkpoints: Annotated[
-        bool, Option("--all-checkpoints", help="keep only the newest checkpoint of each finished stage")
-    ] = False,
     workspace: WorkspaceFolder = None,
     debug: Debug = False,
 ) -> int:
@@ -42,8 +35,7 @@ def gc(
     where = find_workspace(workspace)
     if not where.root.is_dir():
         raise DataError(f"workspace {where.root}: no such folder; give another with --workspace")
-    older_than_s = None if older_than is None else older_than * _DAY_S
-    retention = Retention(keep_runs, older_than_s, tuple(runs or ()), all_checkpoints)
+    retention = Retention(keep_runs, tuple(runs or ()))
     found = survey(where, retention)
     garbage = [item for item in found.garbage if not only or item.kind in only]
     say(f"workspace {where.root}")

@@ -137,7 +137,6 @@ def test_a_file_of_many_runs_is_not_taken_for_an_experiment(luffy, task, name, n
         (["export", "one", "a.csv"], "a.csv: data are written as .parquet"),
         (["export", "workspace", "Makefile"], "Makefile: is a file"),
         (["export", "none", "out"], "no such run in workspace"),
-        (["config", "smoke", "--stage", "rl"], "--stage: .. --explain"),
         (["config", "rl.stepz", "--fields"], "rl.stepz"),
         (["run", "smoke", "--only", "none"], "--only none: .. prepare_data"),
         (

@@ -175,7 +175,7 @@ def test_more_rounds_and_a_change_behind_leave_the_keys_before(chain):
 
 def test_each_stage_that_learns_is_explained(tmp_path):
     (tmp_path / "own.yaml").write_text(HEAD + DISTILLED)
-    titles = dict(explain_experiment(tmp_path / "own.yaml"))
+    titles = explain_experiment(tmp_path / "own.yaml")
     assert list(titles) == ["opd", "grpo"]
     assert "Teacher" in titles["opd"] and "Teacher" not in titles["grpo"]
 
