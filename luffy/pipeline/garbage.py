@@ -86,14 +86,14 @@ class Retention:
         # A comparison that is under way may reuse what its arms made before.
         comparing = tuple(f"{record.experiment}." for record in records if record.is_live and record.experiment)
         num_newer, going = Counter[str](), set(named)
-        keep = len(records) if self.keep_runs is None else self.keep_runs
-        for record in sorted(records, key=lambda record: record.started, reverse=True):
+        by_age = sorted(records, key=lambda record: record.started, reverse=True) if self.keep_runs is not None else ()
+        for record in by_age:
             newer = num_newer[record.experiment]
             num_newer[record.experiment] += 1
             # Nothing else of a record that cannot be read is used, since it may be anything.
             if record.condition in ("running", "unreadable") or record.experiment.startswith(comparing):
                 continue
-            if newer >= keep:
+            if newer >= (self.keep_runs or 0):
                 going.add(record.directory)
         kept = [record for record in records if record.directory not in going]
         going -= {arm for record in kept for arm in record.arms.values()} - named
