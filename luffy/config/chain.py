@@ -89,6 +89,9 @@ SECTIONS = tuple(name for name in StageEntry.model_fields if name not in _NO_SEC
 """What a stage may have of its own."""
 
 
+_INPUTS = ("held_out", *{name for kind in STAGE_KINDS.values() for name in kind.inputs})
+
+
 @dataclass(frozen=True, slots=True)
 class View:
     """The experiment as some of its stages see it."""
@@ -187,6 +190,8 @@ def broken_chain(config: "ExperimentConfig") -> Iterator[str]:
                 yield f"stages: {name} needs {makers[0]} before it"
         if entry.options and not kind.origin:
             yield f"{where}.options: are for kinds of your own; those of {kind.name} are in {', '.join(reads)}"
+        if name in _INPUTS:
+            yield f"{where}: {name} is the name of an input; give the stage another one"
         if entry.method is not None and entry.kind not in ("sft", "rl"):
             yield f"{where}.method: has no effect on a stage of kind {kind.name}; remove it"
         yield from _broken_inputs(where, entry, roles, before)

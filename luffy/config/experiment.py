@@ -15,7 +15,7 @@ from luffy.config.grading import GradingConfig
 from luffy.config.model import ModelConfig
 from luffy.config.objective import ObjectiveConfig
 from luffy.config.rules import broken_rules
-from luffy.config.strict import RunName, StrictModel
+from luffy.config.strict import Name, RunName, StrictModel
 from luffy.config.training import BaseConfig, RLConfig, SFTConfig
 
 
@@ -32,7 +32,7 @@ class ExperimentConfig(StrictModel):
     """Selects RL's prompts by a policy's pass rates; None: RL uses all of them."""
     sample: SampleConfig | None = None
     """How the policy, or teachers, answer training prompts; None: traces come from `data.train` alone."""
-    stages: dict[str, StageEntry]
+    stages: dict[Name, StageEntry]
     """The stages of the chain, in order: a list of kinds and of `NAME: {kind: KIND, ...}` with what is a stage's own.
     `difficulty` and `sample.teachers` add the stages of those sections."""
     cluster: Literal["local", "ray"] = "local"

@@ -40,6 +40,7 @@ from luffy.config.shipped import (
     named_file,
     recipe_files,
 )
+from luffy.config.stage_kinds import importing_kinds
 from luffy.config.yaml_source import KeyPath, Value, child, flow_yaml, nearest, parse_scalar, place_of, read_yaml
 from luffy.errors import ConfigError
 from luffy.files import refuse_special
@@ -110,6 +111,11 @@ def resolve_experiment(
     path: Path | str | Mapping[str, Value], overrides: Sequence[str] = (), *, given_at: str = _COMMAND_LINE
 ) -> ResolvedExperiment:
     """The same, with the origin of every value."""
+    with importing_kinds():
+        return _resolved(path, overrides, given_at)
+
+
+def _resolved(path: Path | str | Mapping[str, Value], overrides: Sequence[str], given_at: str) -> ResolvedExperiment:
     if isinstance(path, Mapping):
         file, own = Path(given_at), given(dict(path), {}, given_at)
     else:

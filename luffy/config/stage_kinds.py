@@ -8,7 +8,9 @@ whichever stage made it. So the same entries wire every chain (`luffy.config.cha
 import functools
 import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -26,6 +28,7 @@ Role = Literal["data", "traces", "prompts", "policy", "evaluation"]
 """What a stage provides: suites and tokenizer; training data with traces; RL's prompts; a model; graded responses."""
 ViewName = Literal["evaluated_samples", "rollout_samples", "training_curves"]
 """Views of a stage in the Prefect UI (`tasks/artifacts.py`)."""
+_may_import: ContextVar[bool] = ContextVar("may_import", default=False)
 _GROUND = ("*", "config/*")
 _GRADED = ("environments", "grading", "hosted", "sandbox")
 _TRAINED = ("data", "objectives", "tracking", "training")
@@ -219,6 +222,8 @@ def kind_of(name: str) -> StageKind:
     Raises ValueError where there is none, or where it cannot be a stage.
     """
     if ":" in name:
+        if not (_may_import.get() or any(kind.origin == name for kind in STAGE_KINDS.values())):
+            raise ValueError(f"{name} is imported only where its experiment is run or planned")
         found, complaint = _imported_kind(name)
         if found is None:
             raise ValueError(complaint)
@@ -227,6 +232,17 @@ def kind_of(name: str) -> StageKind:
         quoted = [repr(known) for known in STAGE_KINDS]
         raise PydanticKnownError("literal_error", {"expected": f"{', '.join(quoted[:-1])} or {quoted[-1]}"})
     return STAGE_KINDS[name]
+
+
+@contextmanager
+def importing_kinds() -> Iterator[None]:
+    """Within the block kinds are imported that have not been yet. A run's record, which may be another person's, never
+    has code run when it is read."""
+    token = _may_import.set(True)
+    try:
+        yield
+    finally:
+        _may_import.reset(token)
 
 
 @functools.cache

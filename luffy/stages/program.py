@@ -26,7 +26,7 @@ from typing import NoReturn, TypeVar, cast
 from luffy.config import STAGE_KINDS, StageName
 from luffy.config.execution import ExecutionConfig, TrackingConfig
 from luffy.config.settings import StageSettings
-from luffy.config.stage_kinds import StageKind
+from luffy.config.stage_kinds import StageKind, importing_kinds
 from luffy.errors import (
     EXIT_FAILURE,
     EXIT_INTERRUPTED,
@@ -147,7 +147,8 @@ def run_program(
         watch_parent(supervisor, orphaned=_orphaned)
     out: Path = options.out.resolve()
     try:
-        job = read_job(options.config)
+        with importing_kinds():
+            job = read_job(options.config)
         if job.stage != stage:
             raise ConfigError(f"{options.config}: stage: is {job.stage!r}; run python -m luffy.stages.{job.stage}")
         _set_up_cpu(job.execution)

@@ -4,6 +4,7 @@ import json
 from itertools import pairwise
 
 import pytest
+from pydantic import ValidationError
 from support.refusals import refused
 from support.stages import CONFIGS
 
@@ -180,6 +181,17 @@ def test_each_stage_that_learns_is_explained(tmp_path):
     assert "Teacher" in titles["opd"] and "Teacher" not in titles["grpo"]
 
 
+def test_a_record_names_a_module_which_is_not_imported_when_it_is_read(tmp_path, monkeypatch):
+    (tmp_path / "theirs.py").write_text("raise SystemExit('their code has run')")
+    monkeypatch.chdir(tmp_path)
+    recorded = load_experiment("smoke").model_dump(mode="json")
+    recorded["stages"].insert(2, {"x": {"kind": "theirs:KIND"}})
+    with pytest.raises(ValidationError, match="imported only where its experiment is run"):
+        ExperimentConfig.read(recorded)
+    with refused("ends Python on import", error=ConfigError):
+        load_experiment("smoke", ["stages=[prepare_data, base, {x: {kind: 'theirs:KIND'}}]"])
+
+
 BASE = "stages=[prepare_data, base"
 REFUSED = {
     "stages.sft.kind: must be": f"{BASE}, {{sft: {{kind: sfd}}}}]",
@@ -200,6 +212,9 @@ REFUSED = {
     "stages.opd.rl.stepz: unknown key .. steps": "stages.opd.rl.stepz=5",
     "stages.opd.rl.max_staleness 1 has no effect": "stages.opd.rl.max_staleness=1",
     "stages.2: must be a kind of stage, or NAME: {kind: KIND, ...}": f"{BASE}, 3]",
+    "stages.../x: may have small letters, digits and _ only": f"{BASE}, {{../x: {{kind: sft}}}}]",
+    "stages.data: data is the name of an input": f"{BASE}, {{data: {{kind: sft}}}}]",
+    "stages: evaluate_base is there twice": f"{BASE}, {{evaluate_base: {{kind: sft}}}}, evaluate]",
     "stages: must be a list": "stages=all",
     "stages.r.repeat: must be a whole number from 1 to 1000, found 0": f"{BASE}, {{r: {{repeat: 0, stages: [sft]}}}}]",
     "stages.r.steps: a group of stages has repeat": f"{BASE}, {{r: {{repeat: 2, steps: 1, stages: [sft]}}}}]",
