@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
+from pydantic import Field, PositiveInt
 
 from luffy.config.strict import Fraction, ImportPath, PositiveShare, Share, ShareBelowOne, StrictModel
 from luffy.config.terms import (
@@ -23,10 +23,6 @@ from luffy.config.terms import (
 class _Advantage(Written):
     """Options of every estimator."""
 
-    off_policy_scale: NonNegativeFloat = 1.0
-    """Multiplies the advantage of off-policy tokens (`prefix_reward_weight_alpha` of the LUFFY code)."""
-    on_policy_scale: NonNegativeFloat = 1.0
-    """Multiplies the advantage of on-policy tokens (`prefix_reward_weight_beta`)."""
     zero_truncated: bool = False
     """Rollouts that ran into the length limit get advantage 0 (they still count in the baseline)."""
 
@@ -464,20 +460,15 @@ class GroupConfig(StrictModel):
 
 class ReplayConfig(StrictModel):
     """Experience replay of the policy's own successes: ExGRPO (arXiv 2510.02245). A stored success takes the place of
-    one rollout of its prompt's group. Prompts are bucketed by how many of their last rollouts were right."""
+    one rollout of its prompt's group. Prompts are bucketed by how many of their last rollouts were right; one whose
+    rollouts are all right leaves the buffer for good."""
 
     share: PositiveShare = 0.5
     """Share of the step's prompts that are replayed; fewer while the buffer holds fewer."""
     start_accuracy: ShareBelowOne = 0.35
     """Successes are recorded after the first step with more correct rollouts than this share, then replayed."""
-    bucket_mean: Fraction = 0.5
-    """Mean of the normal density over the share of correct rollouts, by which buckets are sampled."""
-    bucket_std: PositiveFloat = 0.125
-    """Its standard deviation (one row of a group of eight)."""
     choose: Literal["lowest_entropy", "latest"] = "lowest_entropy"
     """Which stored success of a prompt is replayed: lowest mean entropy under the present policy, or the latest."""
-    retire_solved: bool = True
-    """A prompt whose rollouts are all right leaves the buffer for good."""
 
 
 def _share_complaints(**shares: ScheduledValue) -> Iterator[str]:

@@ -1,9 +1,8 @@
 """An objective: how groups are composed, how advantages are estimated, and a list of loss terms."""
 
 from collections.abc import Iterator
-from typing import Literal
 
-from pydantic import Field, PositiveFloat, PositiveInt
+from pydantic import Field, PositiveInt
 
 from luffy.config.group import (
     AdvantageConfig,
@@ -17,7 +16,6 @@ from luffy.config.group import (
 )
 from luffy.config.strict import StrictModel
 from luffy.config.terms import (
-    AdaptiveValue,
     ClippedSurrogateLoss,
     CustomLoss,
     DivergenceLoss,
@@ -57,8 +55,6 @@ class SupervisedObjectiveConfig(StrictModel):
             yield "a single SFT step has no earlier policy for the ratio of clipped_surrogate; use nll"
         if any(term.gate is not None for term in self.terms):
             yield "a gate looks at rollouts, and SFT has none; remove it"
-        if any(isinstance(term.coefficient, AdaptiveValue) for term in self.terms):
-            yield "an adaptive coefficient reacts only to RL steps; give SFT a number or a schedule"
         if any(term.normaliser.mode == "constant" for term in self.terms):
             yield "normaliser mode constant divides by rl.max_response_tokens; in SFT use token or sequence"
 
@@ -71,11 +67,7 @@ class InterleavedSFTConfig(SupervisedObjectiveConfig):
     """ReLIFT (arXiv 2506.07527): prompts that every rollout failed are queued; a full queue makes an SFT step."""
 
     buffer_size: PositiveInt
-    """Prompts (that have a trace) an SFT step takes."""
-    take: Literal["newest", "oldest"] = "newest"
-    """Waiting prompts of an SFT step: those that failed last, as in the authors' code, or the longest waiting."""
-    lr_scale: PositiveFloat = 1.0
-    """Factor on the learning rate of RL at that step."""
+    """Prompts (that have a trace) an SFT step takes, first those that failed last; its learning rate is that of RL."""
 
 
 class ObjectiveConfig(StrictModel):
@@ -221,14 +213,6 @@ class ObjectiveConfig(StrictModel):
             yield "no term uses the advantage: this is supervised learning; use the sft stage"
         if not surrogates and isinstance(advantage, GeneralizedAdvantage):
             yield "advantage.kind: gae has no effect: no surrogate uses it, and a critic would train for nothing"
-        if advantage.off_policy_scale == 0.0 and any(term.select == "off_policy" for term in surrogates):
-            yield "advantage.off_policy_scale: 0 leaves the off-policy surrogate nothing to learn; raise it"
-        if advantage.off_policy_scale != 1.0 and not any(term.select != "on_policy" for term in surrogates):
-            yield "advantage.off_policy_scale has no effect: no surrogate selects off-policy tokens; remove it"
-        if advantage.on_policy_scale != 1.0 and not any(term.select != "off_policy" for term in surrogates):
-            yield "advantage.on_policy_scale has no effect: no surrogate selects on-policy tokens; remove it"
-        if advantage.on_policy_scale == 0.0 and all(term.select == "on_policy" for term in surrogates):
-            yield "advantage.on_policy_scale: 0 leaves the surrogates nothing to learn; raise it"
         if isinstance(advantage, ComparedAdvantage):
             yield from self._complaints_about_baseline(advantage)
 

@@ -61,6 +61,13 @@ REMOVED: Mapping[str, Removed] = {
     ),
     "connect_timeout_s": Removed(10.0, "servers have ten seconds to accept a connection; remove it"),
     "log_level": Removed("info", "log.txt of a stage has its messages from the level INFO on; remove it"),
+    "advantage.off_policy_scale": Removed(1.0, "give the terms on off-policy tokens a coefficient"),
+    "advantage.on_policy_scale": Removed(1.0, "give the terms on on-policy tokens a coefficient"),
+    "replay.bucket_mean": Removed(0.5, "buckets are drawn as in the ExGRPO paper; remove it"),
+    "replay.bucket_std": Removed(0.125, "buckets are drawn as in the ExGRPO paper; remove it"),
+    "replay.retire_solved": Removed(True, "a prompt whose rollouts are all right is never replayed; remove it"),
+    "interleaved_sft.take": Removed("newest", "an SFT step takes the prompts that failed last; remove it"),
+    "interleaved_sft.lr_scale": Removed(1.0, "the SFT step has the learning rate of RL; remove it"),
     "select.random": Removed(None, "every point of a grid is tried: give each arm a grid of as many points"),
 }
 """By the field's own name, or by its section's and its own (`rl.seed`)."""
@@ -74,8 +81,9 @@ REMOVED_VALUES: Mapping[tuple[str, str], str] = {
     ("sample.engine", "openai"): _SERVERS,
     ("kind", "unsafe_local"): REMOVED["unsafe_local"].instead,
     ("calls", "xml"): "choose hermes or llama3, whichever format the model was trained on",
+    ("coefficient", "adaptive"): "give a number or a schedule",
 }
-"""By field, named likewise, and value."""
+"""By field, named likewise, and value, which of a section is its kind."""
 
 
 def removed_field(path: KeyPath) -> str | None:
@@ -104,8 +112,9 @@ def without_removed(values: Value, *, finished: bool = False, section: str = "")
     for key, value in values.items():
         known = next((REMOVED[name] for name in _names((section, key)) if name in REMOVED), None)
         is_gone = known is not None and (finished or value == known.default)
-        if finished and isinstance(value, str):
-            is_gone = is_gone or removed_value((section, key), value) is not None
+        said = value.get("kind") if isinstance(value, dict) else value
+        if finished and isinstance(said, str):
+            is_gone = is_gone or removed_value((section, key), said) is not None
         if not is_gone:
             kept[key] = without_removed(value, finished=finished, section=key)
     return kept

@@ -88,26 +88,6 @@ class WarmupCosineValue(Written):
             yield f"a schedule that is {self.peak} throughout stays where it is; give just the number"
 
 
-class AdaptiveValue(Written):
-    """An entropy bonus that holds the policy's entropy at a target: after each optimizer step log c moves by rate x
-    (target - H), where H is the mean entropy of the step's selected tokens over all ranks, the same on every rank. (The
-    dual ascent of soft actor-critic, arXiv 1812.05905, section 5, as in LUFFY's `use_adaptive_temperature`; there each
-    rank moves its own and they drift apart.)"""
-
-    kind: Literal["adaptive"]
-    start: PositiveFloat
-    target: PositiveFloat
-    """Entropy to hold, in nats."""
-    rate: PositiveFloat = 0.01
-    minimum: PositiveFloat = 1e-6
-    maximum: PositiveFloat = 0.1
-    written: ClassVar[str] = "c (from {start:g}, moved to hold H at {target:g}, within [{minimum:g}, {maximum:g}])"
-
-    def _complaints(self) -> Iterator[str]:
-        if not self.minimum <= self.start <= self.maximum:
-            yield f"start {self.start} must lie between minimum {self.minimum} and maximum {self.maximum}"
-
-
 class LevelByHistory(Written):
     """A level for each prompt, which its hinted groups move one by one from the lowest on: POPE (arXiv 2601.18779)
     looks for the shortest hint under which a prompt is ever solved."""
@@ -136,17 +116,15 @@ ScheduledValue = Annotated[_Scheduled, Field(discriminator="kind"), BeforeValida
 """A pure function of the step."""
 HintLevel = Annotated[_Scheduled | LevelByHistory, Field(discriminator="kind"), BeforeValidator(_number_as_constant)]
 """Level of hints: a schedule, or one for each prompt."""
-Coefficient = Annotated[_Scheduled | AdaptiveValue, Field(discriminator="kind"), BeforeValidator(_number_as_constant)]
-"""Coefficient of a term: a schedule, or a number that reacts to the policy."""
 
 
 def constant(value: float) -> ConstantValue:
     return ConstantValue(kind="constant", value=value)
 
 
-def depends_on_length(value: _Scheduled | AdaptiveValue | LevelByHistory) -> bool:
+def depends_on_length(value: _Scheduled | LevelByHistory) -> bool:
     """Whether the value at a step changes when the stage is made longer."""
-    return not isinstance(value, ConstantValue | AdaptiveValue | LevelByHistory)
+    return not isinstance(value, ConstantValue | LevelByHistory)
 
 
 def bounds(value: _Scheduled) -> tuple[float, float]:
@@ -568,7 +546,7 @@ class TermConfig(StrictModel):
     evidence: EvidenceConfig | None = None
     top_entropy_share: Fraction | None = None
     """Learn only from this share (rounded up) of a row's tokens, by entropy; the denominator counts them all."""
-    coefficient: Coefficient = constant(1.0)
+    coefficient: ScheduledValue = constant(1.0)
     normaliser: NormaliserConfig
 
     @property
@@ -639,8 +617,6 @@ class TermConfig(StrictModel):
             yield f"{self.loss.kind} already divides by the sampler's probability; remove correction"
         if isinstance(self.coefficient, ConstantValue) and self.coefficient.value == 0:
             yield "coefficient 0 has no effect; remove the term"
-        if isinstance(self.coefficient, AdaptiveValue) and not isinstance(self.loss, EntropyLoss):
-            yield "an adaptive coefficient is for the entropy loss; give a number or a schedule"
 
 
 def complaints_about(terms: tuple[TermConfig, ...]) -> Iterator[str]:

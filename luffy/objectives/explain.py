@@ -45,7 +45,7 @@ def explain_objective(objective: ObjectiveConfig, max_response_tokens: int) -> s
         config = objective.interleaved_sft
         words = (
             f"prompts that every rollout failed are gathered; {config.buffer_size} of them make one SFT step on their "
-            f"traces, at {config.lr_scale:g} x the learning rate, which minimises"
+            f"traces, at the learning rate of RL, which minimises"
         )
         lines += ["", *_entry("Interleaved", words), *explain_terms(config.terms, max_response_tokens)]
     return "\n".join([*lines, "", *_entry("Symbols", _SYMBOLS)])
@@ -171,10 +171,6 @@ def _advantage(objective: ObjectiveConfig) -> str:
         displaced = " that stay" if objective.group.off_policy_when_accuracy_at_most is not None else ""
         outside = f"only the rollouts{displaced}; other rows have A = 0"
         words.append(f"over {'all rows of the group' if config.population == 'joint' else outside}")
-    if config.off_policy_scale != 1.0:
-        words.append(f"x {config.off_policy_scale:g} on off-policy tokens")
-    if config.on_policy_scale != 1.0:
-        words.append(f"x {config.on_policy_scale:g} on on-policy tokens")
     if config.zero_truncated:
         words.append("0 on rollouts that ran into the length limit")
     return ", ".join(words)

@@ -4,12 +4,11 @@
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import singledispatch
 
 from luffy.config.terms import (
-    AdaptiveValue,
     ConstantValue,
     CosineValue,
     LinearValue,
@@ -79,33 +78,6 @@ def _half_cosine(progress: float) -> float:
     return 0.5 * (1.0 - math.cos(math.pi * progress))
 
 
-class AdaptiveCoefficients:
-    """The coefficients that adapt to the policy's entropy; their values are saved with the checkpoints.
-
-    Every rank gets the same measured entropy (a mean over all ranks), so every rank holds the same values.
-    """
-
-    def __init__(self, terms: Sequence[TermConfig]) -> None:
-        self._configs = {term.name: term.coefficient for term in terms if isinstance(term.coefficient, AdaptiveValue)}
-        self._values = {name: config.start for name, config in self._configs.items()}
-
-    @property
-    def values(self) -> Mapping[str, float]:
-        """Present values by term name."""
-        return dict(self._values)
-
-    def react(self, entropies: Mapping[str, float]) -> None:
-        """Move each coefficient after an optimizer step; `entropies` are the mean entropies its terms selected."""
-        for name, config in self._configs.items():
-            if name in entropies:
-                moved = self._values[name] * math.exp(config.rate * (config.target - entropies[name]))
-                self._values[name] = min(max(moved, config.minimum), config.maximum)
-
-    def restore(self, values: Mapping[str, float]) -> None:
-        """Take the values of a checkpoint."""
-        self._values.update(values)
-
-
 @dataclass(frozen=True, slots=True)
 class StepObjective:
     """What one optimizer step minimises."""
@@ -117,22 +89,7 @@ class StepObjective:
     """Divisor of `mode: constant` (Dr.GRPO)."""
 
 
-def objective_at(
-    terms: Sequence[TermConfig],
-    step: int,
-    total_steps: int,
-    max_response_tokens: int,
-    adaptive: Mapping[str, float] | None = None,
-) -> StepObjective:
-    """The objective at `step` (from 1) of `total_steps`.
-
-    Args:
-        adaptive: present values of the adaptive coefficients by the names of their terms (`AdaptiveCoefficients`).
-    """
-    coefficients = []
-    for term in terms:
-        if isinstance(term.coefficient, AdaptiveValue):
-            coefficients.append((adaptive or {}).get(term.name, term.coefficient.start))
-        else:
-            coefficients.append(value_at(term.coefficient, step, total_steps))
-    return StepObjective(tuple(terms), tuple(coefficients), max_response_tokens)
+def objective_at(terms: Sequence[TermConfig], step: int, total_steps: int, max_response_tokens: int) -> StepObjective:
+    """The objective at `step` (from 1) of `total_steps`."""
+    coefficients = tuple(value_at(term.coefficient, step, total_steps) for term in terms)
+    return StepObjective(tuple(terms), coefficients, max_response_tokens)

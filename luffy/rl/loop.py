@@ -182,7 +182,7 @@ class Experience:
         self._sampler = open_sampler(settings, tasks)
         self._replay = None if replay is None else ReplayBuffer(replay, settings.seed, journal.read_group, ahead)
         self._pass_rates = None if guidance is None else PromptHistory(guidance.memory, ahead)
-        self._failed = None if sft is None else FailedPrompts(sft.take)
+        self._failed = None if sft is None else FailedPrompts()
         hint = objective.group.hint
         by_history = None if hint is None or hint.groups is None else hint.groups.level
         self._levels = None

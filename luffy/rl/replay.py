@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import astuple, dataclass, field
 from hashlib import blake2b
-from typing import Any, Literal
+from typing import Any
 
 from luffy.config.group import ReplayConfig
 from luffy.errors import CheckpointError
@@ -18,6 +18,8 @@ from luffy.types import SAMPLED, Group, Source, Trajectory
 MAX_SUCCESSES = 8
 """Successes kept per prompt (the newest). The paper's code has no limit, but each costs a forward pass whenever the
 prompt is replayed, and the older it is, the further the policy has moved away from the weights that sampled it."""
+_BUCKET_MEAN, _BUCKET_STD = 0.5, 0.125
+"""The normal density over the share of correct rows by which buckets are drawn; eight rows have steps of 0.125."""
 
 
 ReadGroup = Callable[[int, int], Group | None]
@@ -75,7 +77,7 @@ class _Memory:
         for uid, seen in prompts:
             if uid in self.retired:
                 continue
-            if seen.share_correct == 1.0 and config.retire_solved:
+            if seen.share_correct == 1.0:
                 self.retired.add(uid)
                 self.prompts.pop(uid, None)
             elif was_started and (uid in self.prompts or seen.successes):
@@ -92,8 +94,8 @@ class ReplayBuffer:
 
     A prompt can be replayed when some rows of its *last* group were correct, a replayed one included: the paper buckets
     prompts by their latest accuracy. If all rollouts fail later, the prompt keeps its successes but is not replayed
-    until it is solved again (the paper's code leaves it in its old bucket). With `config.retire_solved`, a prompt whose
-    rows were all correct, at any step, is never replayed.
+    until it is solved again (the paper's code leaves it in its old bucket). A prompt whose rows were all correct, at
+    any step, is never replayed.
 
     Recording starts after the first step whose accuracy is above `config.start_accuracy`, as in the paper's code. With
     `ahead` (`rl.max_staleness`) k, step s is planned after training on step s - 1 - k, so it sees the buffer after that
@@ -195,8 +197,8 @@ class ReplayBuffer:
 
     def _share(self, shares: Sequence[float], number: float) -> float:
         """The share whose interval of the cumulative distribution contains `number`."""
-        exponents = [-0.5 * ((share - self._config.bucket_mean) / self._config.bucket_std) ** 2 for share in shares]
-        # Relative to the largest exponent, so that a single bucket far from the mean keeps a weight above 0.
+        exponents = [-0.5 * ((share - _BUCKET_MEAN) / _BUCKET_STD) ** 2 for share in shares]
+        # Relative to the largest exponent: the likeliest bucket has weight 1.
         weights = [math.exp(exponent - max(exponents)) for exponent in exponents]
         target = number * sum(weights)
         for share, weight in zip(shares, weights, strict=True):
@@ -218,13 +220,11 @@ def _read_record(value: Sequence[Any]) -> _PromptRecord:
 class FailedPrompts:
     """A queue of prompts, without duplicates, whose rollouts were all wrong.
 
-    `newest` puts the prompts of a step at the front, as in the authors' code (older ones may then never be taken);
-    `oldest` puts them at the end. A prompt that is solved while queued stays, as in the authors' code, and one that was
-    taken may be added again.
+    The prompts of a step are put at its front, as in the authors' code (older ones may then never be taken). A prompt
+    that is solved while queued stays, as in the authors' code, and one that was taken may be added again.
     """
 
-    def __init__(self, take: Literal["newest", "oldest"]) -> None:
-        self._newest_first = take == "newest"
+    def __init__(self) -> None:
         # A dictionary as an ordered set.
         self._waiting: dict[str, None] = {}
 
@@ -237,7 +237,7 @@ class FailedPrompts:
         failed = dict.fromkeys(
             group.uid for group in groups if group.rollouts and group.accuracy == 0.0 and has_trace(group.uid)
         )
-        self._waiting = failed | self._waiting if self._newest_first else self._waiting | failed
+        self._waiting = failed | self._waiting
 
     def take(self, count: int) -> list[str] | None:
         """Remove and return the next `count` prompts; None while there are fewer."""

@@ -8,7 +8,7 @@ Shape legend: `B` rows, `T` tokens, `P` prompts (groups).
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ from luffy.config.terms import ConstantValue, TermConfig
 from luffy.config.training import MovingReferenceConfig, OptimizerConfig, RLConfig, SelfTeacher, ServedTeacher
 from luffy.objectives.advantages import check_advantages, generalized_advantages, whiten
 from luffy.objectives.losses import check_custom
-from luffy.objectives.schedules import AdaptiveCoefficients, StepObjective, objective_at, schedule_multiplier
+from luffy.objectives.schedules import StepObjective, objective_at, schedule_multiplier
 from luffy.seeds import derive_seed
 from luffy.training.batching import Shard, collate, shard_groups, shard_rows, take_rows
 from luffy.training.checkpoint import CheckpointStore
@@ -64,10 +64,10 @@ def batch_of(shard: Shard, config: AdvantageConfig, pad_id: int, critic: Critic 
         if config.whiten:
             advantage_BT = whiten(advantage_BT, batch.response_mask_BT, sum_over_ranks)
         batch = replace(batch, advantage_BT=advantage_BT.float(), value_old_BT=value_BT, return_BT=return_BT.float())
-    scale_BT = torch.where(batch.is_off_policy_BT, config.off_policy_scale, config.on_policy_scale)
     if config.zero_truncated:
-        scale_BT[[row.is_truncated for row in shard.rows]] = 0.0
-    return replace(batch, advantage_BT=batch.advantage_BT * scale_BT)
+        is_whole_B = torch.tensor([not row.is_truncated for row in shard.rows])
+        batch = replace(batch, advantage_BT=batch.advantage_BT * is_whole_B.unsqueeze(-1))
+    return batch
 
 
 @dataclass(slots=True)
@@ -81,7 +81,6 @@ class Learner:
     critic: Critic | None = None
     reference: ReferencePolicy | None = None
     teacher: TokenScorer | None = None
-    adaptive: AdaptiveCoefficients = field(init=False)
 
     def __post_init__(self) -> None:
         assert (self.critic is not None) == self.objective.needs_critic
@@ -89,7 +88,6 @@ class Learner:
         assert (self.teacher is not None) == self.objective.needs_teacher
         sft = self.objective.interleaved_sft
         check_custom((*self.objective.terms, *(() if sft is None else sft.terms)))
-        self.adaptive = AdaptiveCoefficients(self.objective.terms)
 
     def learn(self, shard: Shard, step: int) -> Metrics:
         """Take the optimizer steps of RL step `step` (from 1), none without groups; returns their mean metrics.
@@ -130,16 +128,10 @@ class Learner:
         config = self.objective.interleaved_sft
         assert config is not None
         batch = collate(shard.rows, torch.zeros(len(shard.rows)), self.pad_id, episodes=shard.episodes)
-        lr = config.lr_scale * self._lr(self.rl.optimizer, step, update=self.rl.updates_per_step - 1)
+        lr = self._lr(self.rl.optimizer, step, update=self.rl.updates_per_step - 1)
         metrics = self.policy.update(batch, self._objective_at(config.terms, step), lr)
         kept = [name for name in ("loss", "grad_norm", "lr", "skipped_update") if f"actor/{name}" in metrics]
         return {f"actor/interleaved_{name}": metrics[f"actor/{name}"] for name in kept}
-
-    def state(self) -> Mapping[str, float]:
-        return self.adaptive.values
-
-    def restore(self, state: Mapping[str, float]) -> None:
-        self.adaptive.restore(state)
 
     def _update(self, batch: TrainBatch, step: int, update: int) -> Metrics:
         metrics: Metrics = {}
@@ -153,9 +145,6 @@ class Learner:
                 for term, coefficient in zip(objective.terms, objective.coefficients, strict=True)
                 if not isinstance(term.coefficient, ConstantValue)
             }
-            # Mean entropy of each term's tokens over all ranks; terms without tokens are left out.
-            names = {term.name: f"actor/{term.name}_entropy" for term in objective.terms}
-            self.adaptive.react({term: metrics[name] for term, name in names.items() if name in metrics})
         return metrics
 
     def _flops(self, batch: TrainBatch, num_updates: int, step: int) -> float:
@@ -176,7 +165,7 @@ class Learner:
         return self.rl.critic is not None and step <= self.rl.critic.warmup_steps
 
     def _objective_at(self, terms: Sequence[TermConfig], step: int) -> StepObjective:
-        return objective_at(terms, step, self.rl.steps, self.rl.max_response_tokens, self.adaptive.values)
+        return objective_at(terms, step, self.rl.steps, self.rl.max_response_tokens)
 
     def _lr(self, optimizer: OptimizerConfig, step: int, update: int) -> float:
         """Learning rate of an optimizer step, by its position among all optimizer steps of the stage."""
@@ -260,15 +249,13 @@ class TrainerRank:
         return (p_BT.sum(dim=-1) / mask_BT.sum(dim=-1)).tolist()
 
     def save(self, step: int, state: Mapping[str, object], is_extra: bool) -> None:
-        own = {"learner": dict(self._learner.state()), "stage": dict(state)}
-        self._checkpoints.save(self._engines, step, own, self._frozen, is_extra=is_extra)
+        self._checkpoints.save(self._engines, step, {"stage": dict(state)}, self._frozen, is_extra=is_extra)
 
     def restore(self, step: int) -> dict[str, Any]:
         state = self._checkpoints.load(self._engines, step, self._frozen)
         for moving in self._moving.values():
             moving.publish()
         self.version = step
-        self._learner.restore(state["learner"])
         return state["stage"]
 
     def export(self, folder: Path) -> None:

@@ -113,7 +113,7 @@ def measure(shape: str, layout: tuple[str, ...], rows: TrainBatch) -> dict[str, 
     assert policy.flops is not None
     if torch.cuda.is_available():
         torch.cuda.reset_peak_memory_stats()  # making random weights is no part of an update
-    objective = objective_at(config.objective.terms, 1, 10, config.rl.max_response_tokens, {})
+    objective = objective_at(config.objective.terms, 1, 10, config.rl.max_response_tokens)
     took = []
     for _ in range(5):
         began = time.perf_counter()

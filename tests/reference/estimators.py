@@ -69,16 +69,6 @@ def without_truncated(estimator: Estimator) -> Estimator:
     return estimate
 
 
-def scaled(estimator: Estimator, own: float, given: float) -> Estimator:
-    """LUFFY's `prefix_reward_weight_beta` and `_alpha`: by who wrote the token."""
-
-    def estimate(rows: Rows) -> list[Tensor]:
-        values = estimator(rows)
-        return [v * torch.where(row.given, given, own) for row, v in zip(rows, values, strict=True)]
-
-    return estimate
-
-
 def reinforce_pp_baseline(rows: Rows) -> list[Tensor]:
     """R - mean of the group, then mean 0 and deviation 1 over all tokens of the RL step."""
     return _whitened(centred(rows), eps=1e-6)

@@ -47,7 +47,7 @@ from reference.rows import (
     total,
 )
 from reference.taught_presets import SUPERVISED, teacher_overrides
-from reference.variants import ADAPTIVE, VARIANTS
+from reference.variants import VARIANTS
 
 ROOT = Path(__file__).resolve().parents[2]
 PRESETS = tuple(REFERENCES)
@@ -133,7 +133,7 @@ def terms_of(case: str) -> tuple[TermConfig, ...]:
 
 def step_of(case: str) -> StepObjective:
     """The objective in the middle of a run."""
-    return objective_at(terms_of(case), STEP, TOTAL_STEPS, MAX_RESPONSE_TOKENS, ADAPTIVE)
+    return objective_at(terms_of(case), STEP, TOTAL_STEPS, MAX_RESPONSE_TOKENS)
 
 
 # ---- the rows ----

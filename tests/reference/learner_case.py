@@ -133,13 +133,10 @@ def one_demonstration(num_ranks: int = 1, rank: int = 0, **settings: object) -> 
     rows, _ = trajectories("relift_sft", num_groups=1)
     learner = make_learner("relift", **settings)
     learner.sft_step(shard_rows(rows[:1], num_ranks)[rank], STEP)
-    config = objective("relift").interleaved_sft
-    assert config is not None
-
     model64 = tiny_model().double()
     written = reference_rows("relift_sft", rows[:1], [0], [torch.zeros(rows[0].num_learnable).double()])
     reference_of("relift_sft")([forward(model64, row) for row in written]).backward()
-    adamw_step(model64, reference_optimizer(model64), config.lr_scale * rate(1))
+    adamw_step(model64, reference_optimizer(model64), rate(1))
     return _movement_error(learner.policy, lambda: dict(model64.named_parameters()))
 
 

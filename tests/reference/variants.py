@@ -26,10 +26,6 @@ from reference.losses import (
 )
 from reference.rows import LENGTH_LIMIT, PROGRESS, Reference, mean, total
 
-ADAPTIVE = {"entropy": 0.02}
-"""What the adaptive coefficients have come to."""
-
-
 # CHORD-mu (arXiv 2508.11408) with a warm-up: 0 -> 0.9 over a tenth of the run, a cosine down to 0.05 over the rest.
 _MU = 0.05 + 0.5 * (0.9 - 0.05) * (1 + math.cos(math.pi * (PROGRESS - 0.1) / 0.8))
 CHORD_MU = """
@@ -133,10 +129,10 @@ def total_variation(rows: Rows) -> Tensor:
     return total(parts) / (12 * len(passed)) + 0.01 * start
 
 
-# Guided rows, shaped otherwise, clamped, with scaled advantages and an entropy bonus that adapts.
+# Guided rows, shaped otherwise, clamped.
 SHAPED_OTHERWISE = """
 group: {size: 4, off_policy: 1, prefix: {length: {kind: evenly_spaced}}}
-advantage: {kind: group_mean, population: joint, scale_by_std: true, off_policy_scale: 2.0, on_policy_scale: 0.5}
+advantage: {kind: group_mean, population: joint, scale_by_std: true}
 terms:
   - name: on_policy
     select: on_policy
@@ -165,7 +161,7 @@ terms:
   - name: entropy
     select: response
     loss: {kind: entropy}
-    coefficient: {kind: adaptive, start: 0.01, target: 1.0}
+    coefficient: 0.02
     normaliser: {mode: token, population: own}
 """
 
@@ -178,7 +174,7 @@ def shaped_otherwise(rows: Rows) -> Tensor:
         shaped = third_level * rho.sqrt().clamp(0.2, 0.3) + 0.1 * r.logp + 0.2 * (rho + 0.1 * rho.log())
         weight = torch.where(r.given, shaped, ratio_to_old(r))
         per_row.append((-r.row.advantage * weight).mean())
-    return torch.stack(per_row).mean() - ADAPTIVE["entropy"] * mean([r.entropy for r in rows])
+    return torch.stack(per_row).mean() - 0.02 * mean([r.entropy for r in rows])
 
 
 # The other temperatures: SFT at the rollouts', as descendants of verl compute it, and an entropy bonus at 1.
@@ -266,7 +262,7 @@ def few_choices(rows: Rows) -> Tensor:
 # REINFORCE (Williams 1992) without a baseline, and a trace that is learned from by the same rule.
 REINFORCE = """
 group: {size: 4, off_policy: 1}
-advantage: {kind: raw, off_policy_scale: 2.0, on_policy_scale: 0.5}
+advantage: {kind: raw}
 terms:
   - name: reinforce
     select: response
@@ -304,17 +300,13 @@ def routed(rows: Rows) -> Tensor:
 
 
 _TRUNCATED = Reference("rollouts", estimators.best_of_two, truncated_importance)
-_SCALED = estimators.scaled(estimators.standardised, own=0.5, given=2.0)
 VARIANTS: dict[str, tuple[str, Reference]] = {
     "chord_mu": (CHORD_MU, Reference("demonstrations", estimators.standardised_rollouts, chord(_MU, torch.ones_like))),
     "truncated_importance": (TRUNCATED_IMPORTANCE, _TRUNCATED),
     "masked_sequences": (MASKED_SEQUENCES, Reference("rollouts", estimators.centred, masked_sequences)),
     "total_variation": (TOTAL_VARIATION, Reference("rollouts", estimators.centred, total_variation)),
-    "shaped_otherwise": (SHAPED_OTHERWISE, Reference("guided", _SCALED, shaped_otherwise)),
-    "reinforce": (
-        REINFORCE,
-        Reference("demonstrations", estimators.scaled(estimators.raw, own=0.5, given=2.0), reinforce),
-    ),
+    "shaped_otherwise": (SHAPED_OTHERWISE, Reference("guided", estimators.standardised, shaped_otherwise)),
+    "reinforce": (REINFORCE, Reference("demonstrations", estimators.raw, reinforce)),
     "other_temperatures": (
         OTHER_TEMPERATURES,
         Reference("demonstrations", estimators.centred_rollouts, other_temperatures),

@@ -44,10 +44,6 @@ def only(*of_term: str, **more: str) -> str:
     return objective(terms=(term(*of_term, **more),))
 
 
-def mean(more: str) -> str:
-    return MEAN.replace("}", f", {more}}}")
-
-
 def prefix(length: str, off_policy: int = 1) -> str:
     return f"{{size: 4, off_policy: {off_policy}, prefix: {{length: {length}}}}}"
 
@@ -68,7 +64,6 @@ BARE = hint("bare")
 IN_GROUPS = hint("hinted, groups: {}", "all")
 LOG = "shaped_surrogate, shaping: {kind: log}, min_weight: 1.0, max_weight: 0.5"
 REPLACING = "{size: 4, off_policy: 1, off_policy_when_accuracy_at_most: 0.25}"
-ADAPTIVE = "{kind: adaptive, start: 0.01, target: 1}"
 NO_EFFECT_ON_TRACES = "so a surrogate on them would have no effect"
 RUNGS = "{kind: by_success, rungs: [{rows: 2, share: 0.5, below: 0.5}]}"
 
@@ -80,15 +75,14 @@ REFUSED = {
         ("min_weight 1.0 .. max_weight 0.5", mixed(term(LOG, "off_policy"))),
         ("warmup 0.6 .. decay 0.6",
          only(coefficient="{kind: warmup_cosine, start: 0.0, peak: 1.0, end: 0.5, warmup: 0.6, decay: 0.6}")),
-        ("start 1.0 .. minimum 1e-06 .. maximum 0.1",
-         objective(terms=(ON, term("entropy", normaliser=OWN, coefficient="{kind: adaptive, start: 1, target: 1}")))),
         ("schedule from 0.5 to 0.5", only(coefficient="{kind: cosine, start: 0.5, end: 0.5}")),
         ("f lies between 0 and 1 .. gradient",
          mixed(term("shaped_surrogate, shaping: {kind: rational}, max_weight: -1.0", "off_policy"))),
         ("schedule that is 1.0",
          only(coefficient="{kind: warmup_cosine, start: 1, peak: 1, end: 1, warmup: 0.1, decay: 0.5}")),
         ("coefficient 0 has no effect", only(coefficient="0.0")),
-        ("adaptive coefficient .. entropy", only(coefficient=ADAPTIVE)),
+        ("coefficient.kind: adaptive is gone .. schedule",
+         objective(terms=(ON, term("entropy", normaliser=OWN, coefficient="{kind: adaptive, start: 1, target: 1}")))),
     ],
     "hints": [
         ("levels [0.5, 0.5] must rise", objective(hint("bare", levels="[0.5, 0.5]"), terms=(ON, OFF))),
@@ -171,11 +165,6 @@ REFUSED = {
     ],
     "advantages": [
         ("no term uses the advantage .. sft stage", mixed(SFT)),
-        ("advantage.off_policy_scale .. no surrogate", objective(advantage=mean("off_policy_scale: 0.5"))),
-        ("advantage.off_policy_scale .. no surrogate", mixed(ON, SFT, advantage=mean("off_policy_scale: 0.5"))),
-        ("advantage.on_policy_scale .. no surrogate", mixed(OFF, advantage=mean("on_policy_scale: 0.5"))),
-        ("advantage.on_policy_scale: 0 leaves", objective(advantage=mean("on_policy_scale: 0"))),
-        ("advantage.off_policy_scale: 0 leaves", mixed(ON, OFF, advantage=mean("off_policy_scale: 0"))),
         ("advantage.k 5 .. 4 rows", objective(advantage="{kind: pass_at_k, population: joint, k: 5}")),
         ("advantage.k 3 .. 3 rows", mixed(ON, SFT, advantage="{kind: pass_at_k, population: on_policy, k: 3}")),
         ("advantage.k 2 .. 2 rows",
@@ -205,8 +194,6 @@ REFUSED = {
          interleaved(term("nll", "off_policy", "mode: constant, population: own"))),
         ("SFT step .. clipped_surrogate", interleaved(term("clipped_surrogate", "off_policy", OWN))),
         ("terms named twice: sft", interleaved(SFT, SFT)),
-        ("adaptive coefficient .. RL steps",
-         interleaved(term("entropy", "off_policy", OWN, coefficient=ADAPTIVE), SFT)),
     ],
 }
 # fmt: on

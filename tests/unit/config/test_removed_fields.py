@@ -24,6 +24,7 @@ KEPT = {"evaluation": {"engine": "openai"}, "sample": {"budget": {"max_tokens": 
         ({"synthesize": None, "seed": 1}, False, {"seed": 1}),
         ({"synthesize": {"teachers": {}}, "stages": ["base", "synthesize"]}, True, {"stages": ["base"]}),
         ([{"log_level": "debug"}, 3], True, [{}, 3]),
+        ({"terms": [{"name": "h", "coefficient": {"kind": "adaptive", "start": 1}}]}, True, {"terms": [{"name": "h"}]}),
     ],
 )
 def test_what_had_no_effect_is_left_out_and_of_a_finished_stage_all_that_is_gone(

@@ -34,11 +34,11 @@ ORDINARY: dict[str, Value] = {
     **{"size": 8, "off_policy": 0, "choose": "in_turn", "shared": False, "rows": 1, "max_rounds": 10},
     **{"rows_per_level": 1, "accuracy_at_most": 0.0, "after": 0.0, "learn": "bare"},
     **{"hint.template": "{prompt}\n\nHint: {hint}", "prompt": SelfTeacher.model_fields["prompt"].default},
-    **{"off_policy_scale": 1.0, "on_policy_scale": 1.0, "zero_truncated": False, "shows": "trace"},
+    **{"zero_truncated": False, "shows": "trace"},
     **{"select": "on_policy", "population": "joint", "mode": "token", "before_gate": False},
     **{"coefficient": 1.0, "over": 1.0},
     **{"clip_low": 0.2, "clip_high": 0.2, "floor": 0.1, "temperature": "one", "token_weight": "one"},
-    **{"beta": 0.5, "rest": "bucket", "correction.low": 0.0, "lr_scale": 1.0},
+    **{"beta": 0.5, "rest": "bucket", "correction.low": 0.0},
 }
 """Values that a row leaves out, by key or by the end of one. Any other value is left out only where it is null."""
 
@@ -122,8 +122,7 @@ PUBLISHED = {
     "exgrpo": _row(
         "arXiv 2510.02245, authors' code",
         advantage=MEAN,
-        replay="share=0.5 start_accuracy=0.35 bucket_mean=0.5 bucket_std=0.125 choose=lowest_entropy "
-        "retire_solved=True",
+        replay="share=0.5 start_accuracy=0.35 choose=lowest_entropy",
         on_policy="surrogate",
         replayed=SHAPED.replace("behavior=one", "behavior=recorded"),
         entropy=ENTROPY,
@@ -275,7 +274,7 @@ PUBLISHED = {
         "arXiv 2506.07527, present scripts; entropy of the paper",
         advantage=MEAN,
         on_policy="clipped_surrogate clip_high=0.28 dual_clip=3.0",
-        interleaved_sft="buffer_size=64 take=newest",
+        interleaved_sft="buffer_size=64",
         sft=DEMONSTRATION,
         sft_entropy="select=off_policy entropy coefficient=0.0001 population=own",
     ),

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 from pydantic import TypeAdapter
 from reference.token_cases import term
 
-from luffy.config.terms import AdaptiveValue, EntropyLoss, ScheduledValue, TermConfig, bounds
+from luffy.config.terms import EntropyLoss, ScheduledValue, TermConfig, bounds
 from luffy.config.training import ScheduleConfig
-from luffy.objectives.schedules import AdaptiveCoefficients, objective_at, schedule_multiplier, value_at
+from luffy.objectives.schedules import objective_at, schedule_multiplier, value_at
 
 LINEAR = {"kind": "linear", "start": 1.0, "end": 0.0}
 COSINE = {"kind": "cosine", "start": 0.95, "end": 0.05}
@@ -71,28 +71,9 @@ def _entropy_term(name: str, coefficient: object) -> TermConfig:
     return term(EntropyLoss(kind="entropy"), "response", name, coefficient=coefficient)
 
 
-ADAPTIVE = AdaptiveValue(kind="adaptive", start=0.01, target=1.0, rate=0.5, minimum=0.002, maximum=0.05)
-
-
 def test_objective_takes_each_coefficient_at_its_step() -> None:
-    terms = (_entropy_term("fixed", 0.25), _entropy_term("falling", LINEAR), _entropy_term("adaptive", ADAPTIVE))
-    assert objective_at(terms, 3, 5, 10).coefficients == pytest.approx((0.25, 0.5, 0.01))
-    assert objective_at(terms, 5, 5, 10, {"adaptive": 0.03}).coefficients == pytest.approx((0.25, 0.0, 0.03))
-
-
-def test_adaptive_coefficient_rises_below_its_target_entropy_and_falls_above_within_bounds_and_is_restored() -> None:
-    coefficients = AdaptiveCoefficients((_entropy_term("bonus", ADAPTIVE), _entropy_term("fixed", 0.1)))
-    assert coefficients.values == {"bonus": 0.01}
-    coefficients.react({"bonus": 0.4, "fixed": 9.0})
-    assert coefficients.values["bonus"] == pytest.approx(0.01 * math.exp(0.5 * 0.6))
-    coefficients.react({"bonus": 1.6})
-    assert coefficients.values["bonus"] == pytest.approx(0.01)
-    for entropy, bound in ((100.0, 0.002), (-100.0, 0.05)):
-        coefficients.react({"bonus": entropy})
-        assert coefficients.values["bonus"] == bound
-    resumed = AdaptiveCoefficients((_entropy_term("bonus", ADAPTIVE),))
-    resumed.restore(coefficients.values)
-    assert resumed.values == coefficients.values
+    terms = (_entropy_term("fixed", 0.25), _entropy_term("falling", LINEAR))
+    assert objective_at(terms, 3, 5, 10).coefficients == pytest.approx((0.25, 0.5))
 
 
 @pytest.mark.parametrize(

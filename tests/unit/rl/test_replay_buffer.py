@@ -28,9 +28,9 @@ def _group(uid: str, correct: int, size: int = 8, token: int = 10) -> Group:
 class Journalled(ReplayBuffer):
     """A buffer that finds what it has observed."""
 
-    def __init__(self, **config: float) -> None:
+    def __init__(self, start_accuracy: float = 0.0) -> None:
         self.steps: dict[int, Sequence[Group]] = {}
-        settings = ReplayConfig(**{"start_accuracy": 0.0, **config})
+        settings = ReplayConfig(start_accuracy=start_accuracy)
         super().__init__(settings, 5, lambda step, index: self.steps[step][index])
 
     def observe(self, step: int, groups: Sequence[Group]) -> None:
@@ -42,39 +42,35 @@ class Journalled(ReplayBuffer):
         return {uid: [row.response_ids[0] for row in rows] for uid, rows in self.sample(step, 99).items()}
 
 
-def _buffer(*steps: Sequence[Group], **config: float) -> Journalled:
+def _buffer(*steps: Sequence[Group]) -> Journalled:
     """A buffer that has seen these steps, after one that was good enough."""
-    buffer = Journalled(**config)
+    buffer = Journalled()
     for step, groups in enumerate([[_group("not recorded", 7)], *steps]):
         buffer.observe(step, groups)
     return buffer
 
 
 FAILED, SOLVED = [_group("a", 0)], [_group("a", 8)]
-HALF = {"start_accuracy": 0.5}
 
 
 @pytest.mark.parametrize(
-    ("steps", "config", "stored"),
+    ("steps", "stored"),
     [
         # Only right rollouts are kept; neither traces nor replayed rows count.
-        ([[Group("a", (row_of(1.0, (20,)), row_of(0.0), TRACE, REPLAYED)), Group("b", (TRACE, REPLAYED))]], {},
+        ([[Group("a", (row_of(1.0, (20,)), row_of(0.0), TRACE, REPLAYED)), Group("b", (TRACE, REPLAYED))]],
          {"a": [20]}),
         # The newest are kept, and equal ones once, as they were sampled last.
-        ([[_group("a", 6, token=10), _group("a", 4, token=20)], [_group("a", 1, 2, token=12)]], {},
+        ([[_group("a", 6, token=10), _group("a", 4, token=20)], [_group("a", 1, 2, token=12)]],
          {"a": [13, 14, 15, 20, 21, 22, 23, 12]}),
         # A prompt that fails waits with its successes until it is solved again.
-        ([[_group("a", 2)], FAILED], {}, {}),
-        ([[_group("a", 2)], FAILED, [_group("a", 1, token=30)]], {}, {"a": [10, 11, 30]}),
-        # A solved one leaves for good where that is asked for, also before replay begins.
-        ([SOLVED, [_group("a", 1)]], {"retire_solved": True}, {}),
-        ([SOLVED, [_group("a", 1, token=30)]], {"retire_solved": False}, {"a": [11, 12, 13, 14, 15, 16, 17, 30]}),
-        # A lone bucket far from the mean is still drawn.
-        ([[_group("a", 1)]], {"bucket_mean": 0.99, "bucket_std": 1e-4}, {"a": [10]}),
+        ([[_group("a", 2)], FAILED], {}),
+        ([[_group("a", 2)], FAILED, [_group("a", 1, token=30)]], {"a": [10, 11, 30]}),
+        # A solved one leaves for good, also before replay begins.
+        ([SOLVED, [_group("a", 1)]], {}),
     ],
 )  # fmt: skip
-def test_the_successes_that_can_be_replayed(steps, config, stored):
-    assert _buffer(*steps, **config).stored(9) == stored
+def test_the_successes_that_can_be_replayed(steps, stored):
+    assert _buffer(*steps).stored(9) == stored
     assert all(len(tokens) <= MAX_SUCCESSES for tokens in stored.values())
 
 
@@ -85,7 +81,7 @@ def test_an_equal_response_has_the_log_probabilities_of_the_last() -> None:
 
 
 def test_recording_begins_with_the_step_after_the_first_that_is_good_enough() -> None:
-    buffer, others = Journalled(**HALF), [_group(f"p{number}", 0) for number in range(9)]
+    buffer, others = Journalled(start_accuracy=0.5), [_group(f"p{number}", 0) for number in range(9)]
     for step, groups in enumerate([[_group("early", 4)], [_group("solved", 8), *others], [_group("trigger", 5)]]):
         buffer.observe(step, groups)
         assert buffer.sample(step + 1, 1) == {}
@@ -157,19 +153,16 @@ GUIDED = Group("guided", (row_of(0.0, source=Source.OFF_POLICY),))
 
 
 @pytest.mark.parametrize(
-    ("take", "steps", "taken"),
+    ("steps", "taken"),
     [
-        # Those that every rollout failed and that have a trace; `bare` has none.
-        ("newest", [[_group("some", 1, 2), _group("none", 0), _group("bare", 0), GUIDED]], [["none"], None]),
-        # The longest waiting, in their old places though they failed again; None while there are fewer.
-        ("oldest", ["abc"], [None, ["a", "b"], ["c"]]),
-        ("oldest", ["ab", "a"], [["a"], ["b"]]),
+        # Those that every rollout failed and that have a trace; `bare` has none. None while there are fewer.
+        ([[_group("some", 1, 2), _group("none", 0), _group("bare", 0), GUIDED]], [["none"], None]),
         # The newest step is taken first, in its own order.
-        ("newest", ["ab", "cd", "ae"], [["a", "e", "c"], ["d", "b"]]),
+        (["ab", "cd", "ae"], [["a", "e", "c"], ["d", "b"]]),
     ],
 )
-def test_prompts_without_a_success_wait_to_be_taken(take, steps, taken):
-    queue = FailedPrompts(take)
+def test_prompts_without_a_success_wait_to_be_taken(steps, taken):
+    queue = FailedPrompts()
     for step in steps:
         queue.observe([_group(uid, 0) for uid in step] if isinstance(step, str) else step, lambda uid: uid != "bare")
     total = sum(len(uids) for uids in taken if uids)

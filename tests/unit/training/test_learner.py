@@ -14,7 +14,6 @@ from support.refusals import refused
 from synthetic.settings import rl_settings
 from torch import Tensor
 
-from luffy.config.terms import AdaptiveValue
 from luffy.config.training import CriticConfig, MovingReferenceConfig, OptimizerConfig, RLConfig
 from luffy.errors import CheckpointError, ConfigError
 from luffy.training import update_metrics
@@ -91,23 +90,6 @@ def test_the_critic_predicts_what_it_has_seen() -> None:
     _, learner = with_critic(rl)
     history = [learner.learn(shard_of(rows, index, "ppo"), step) for step in range(1, 41)]
     assert history[-1]["critic/explained_variance"] > 0.5 > history[0]["critic/explained_variance"]
-
-
-def test_an_adaptive_coefficient_climbs_while_entropy_is_below_its_target() -> None:
-    adaptive = AdaptiveValue(kind="adaptive", start=0.01, target=5.0, rate=0.1)
-    surrogate, entropy = objective("on_policy").terms
-    terms = (surrogate, entropy.model_copy(update={"coefficient": adaptive}))
-    adapting = objective("on_policy").model_copy(update={"terms": terms})
-    rows, index = trajectories("on_policy", num_groups=NUM_GROUPS)
-    policy = Policy(tiny_model(), RL.optimizer, execution(), "float32")
-    learner = Learner(policy, adapting, RL, pad_id=0)
-    first = learner.learn(shard_of(rows, index, "on_policy"), 1)
-    second = learner.learn(shard_of(rows, index, "on_policy"), 2)
-    # log(23) nats is the most this vocabulary can have, so the target is out of reach.
-    assert second["actor/entropy_coefficient"] > first["actor/entropy_coefficient"] > 0.01
-    again = Learner(policy, adapting, RL, pad_id=0)
-    again.restore(learner.state())
-    assert again.state() == learner.state() != {"entropy": 0.01}
 
 
 def test_an_interleaved_step_learns_the_traces() -> None:

@@ -207,9 +207,9 @@ def test_overrides_are_of_all_arms_of_one_or_of_the_command_line(load):
 
 def test_files_are_named_from_the_folder_of_the_file_that_names_them(load, tmp_path):
     shipped = SMOKE.parent / "methods" / "luffy.yaml"
-    (tmp_path / "mine.yaml").write_text(f"extends: {shipped}\nobjective: {{advantage: {{on_policy_scale: 0.5}}}}\n")
+    (tmp_path / "mine.yaml").write_text(f"extends: {shipped}\nobjective: {{advantage: {{zero_truncated: true}}}}\n")
     runs = load(changed(COMPARED, "method: luffy}", "method: mine.yaml}")).reported_runs()
-    assert {run.config.objective.advantage.on_policy_scale for run in runs if run.arm == "luffy"} == {0.5}
+    assert {run.config.objective.advantage.zero_truncated for run in runs if run.arm == "luffy"} == {True}
     assert load(changed(COMPARED, str(SMOKE), "smoke")).reported_runs() == load(COMPARED).reported_runs()
     (tmp_path / "shared").mkdir()
     (tmp_path / "shared" / "base.yaml").write_text(f"extends: {SMOKE}\nname: base\n")
