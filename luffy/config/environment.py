@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Annotated, Literal
 
-from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, field_validator
+from pydantic import Field, PositiveFloat, PositiveInt, field_validator
 
 from luffy.config.data import VerifiersPackage
 from luffy.config.grading import JudgeGrader
@@ -83,14 +83,13 @@ class EpisodeScoring(StrictModel):
     measures: dict[Name, ImportPath | JudgeMeasure] = Field(default={})
     """Functions by name, `package.module:function`, of any of `prompt, completion, answer, info, task, counts`, as in
     verifiers; they return a number and may be asynchronous. Or a judge: `{kind: judge, rubric: ..., judge: {url: ...,
-    model: ...}}`. Every measure is logged and kept with its sample."""
+    model: ...}}`. Every measure is logged and kept with its sample. The functions' modules and what they import of the
+    user's own are part of a stage's identity."""
     weights: dict[str, float] = Field(default={ANSWER: 1.0}, min_length=1)
     """Reward: the weighted sum of `answer` (the grader's), measures, `turns`, `tokens` (those that the environment did
     not write) and counts, e.g. `tool_errors: -0.1`."""
     timeout_s: PositiveFloat = _CALL_S
     """Time limit of one call of a function above; past it the episode is `crashed`."""
-    version: NonNegativeInt = 0
-    """The functions' modules are part of a stage's identity, what they import is not: increase this when it changes."""
 
     @property
     def is_answer_alone(self) -> bool:
@@ -98,23 +97,19 @@ class EpisodeScoring(StrictModel):
 
 
 class ToolsEnvironment(StrictModel):
-    """Python functions that the policy may call. A turn without a call is the final one."""
+    """Python functions that the policy may call, at most 16 times in a turn. A turn without a call is the final one. A
+    result of more than 8192 characters is truncated in the middle and marked as truncated."""
 
     kind: Literal["tools"]
     tools: tuple[str, ...] = Field(min_length=1)
     """Names of built-in tools (`calculator`, `python`), or `package.module:function` of functions with typed parameters
-    and a docstring, importable from the working directory or the environment."""
-    version: NonNegativeInt = 0
-    """The functions' modules are part of a stage's identity, what they import is not: increase this when it changes."""
+    and a docstring, importable from the working directory or the environment. Their modules and what these import of
+    the user's own are part of a stage's identity."""
     calls: CallFormat = "hermes"
     describe: bool = True
     """Whether the system message describes the tools; false for a policy that learned them from demonstrations."""
     timeout_s: PositiveFloat = 10.0
     """Time limit of one call; a call that exceeds it returns an error message to the policy."""
-    max_calls: PositiveInt = 16
-    """Maximum number of calls in one turn; a message reports how many were not run."""
-    max_result_characters: PositiveInt = 8192
-    """A longer result of a call is truncated in the middle and marked as truncated."""
     sandbox: SandboxConfig = SandboxConfig()
     """Where the tool `python` runs the policy's code. Its limits hold for that tool, in place of `timeout_s`."""
     limits: EpisodeLimits = EpisodeLimits()
@@ -145,10 +140,8 @@ class CustomEnvironment(StrictModel):
 
     kind: Literal["custom"]
     factory: ImportPath
-    """`package.module:Class`, called with `options` for every episode."""
-    version: NonNegativeInt = 0
-    """The class's module and what it imports of the user's own are part of a stage's identity. Increase this when
-    anything else changes that it depends on."""
+    """`package.module:Class`, called with `options` for every episode. Its module and what it imports of the user's own
+    are part of a stage's identity."""
     options: dict[str, int | float | bool | str | None] = Field(default={})
     instructions: str = ""
     """Added to the system message of every prompt."""

@@ -204,7 +204,7 @@ def explain(
 def _describe(path: KeyPath, name: str, finding: Mapping[str, Any], root: type[BaseModel], given: Value) -> str:
     kind, context = finding["type"], finding.get("ctx", {})
     if kind == "extra_forbidden":
-        if instead := removed_field(path):
+        if instead := removed_field(path, *finding["loc"][-2:-1]):  # before the key its section's, or that one's kind
             return f"{name}: is gone; {instead}"
         return f"{name}: unknown key{_in_place_of(path, root, finding['loc'])}"
     if kind == "union_tag_invalid":

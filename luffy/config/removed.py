@@ -8,6 +8,10 @@ from luffy.config.yaml_source import KeyPath, Value
 _TEACHERS = (
     "teachers are authors of the stage sample: write the fields of this section below sample, as sample.teachers"
 )
+_OWN_CODE = (
+    "modules of your own and what they import of your own count by their content; give a file that they open a new "
+    "name when it changes"
+)
 _SERVERS = "engines on servers elsewhere are gone; cluster: ray has engines on other machines"
 
 
@@ -68,9 +72,14 @@ REMOVED: Mapping[str, Removed] = {
     "replay.retire_solved": Removed(True, "a prompt whose rollouts are all right is never replayed; remove it"),
     "interleaved_sft.take": Removed("newest", "an SFT step takes the prompts that failed last; remove it"),
     "interleaved_sft.lr_scale": Removed(1.0, "the SFT step has the learning rate of RL; remove it"),
+    "tools.version": Removed(0, _OWN_CODE),
+    "tools.max_calls": Removed(16, "a turn may have 16 calls; remove it"),
+    "tools.max_result_characters": Removed(8192, "a result is cut at 8192 characters; remove it"),
+    "custom.version": Removed(0, _OWN_CODE),
+    "scoring.version": Removed(0, _OWN_CODE),
     "select.random": Removed(None, "every point of a grid is tried: give each arm a grid of as many points"),
 }
-"""By the field's own name, or by its section's and its own (`rl.seed`)."""
+"""By the field's own name, or by its section's, or that section's kind, and its own (`rl.seed`)."""
 REMOVED_VALUES: Mapping[tuple[str, str], str] = {
     ("stages", "synthesize"): "the stage is sample, with sample.teachers",
     ("kind", "synthesize"): "the stage is sample, with sample.teachers",
@@ -86,9 +95,9 @@ REMOVED_VALUES: Mapping[tuple[str, str], str] = {
 """By field, named likewise, and value, which of a section is its kind."""
 
 
-def removed_field(path: KeyPath) -> str | None:
-    """What to do in place of the field at `path`; None where no earlier version had it."""
-    found = next((REMOVED[name] for name in _names(path) if name in REMOVED), None)
+def removed_field(path: KeyPath, kind: object = None) -> str | None:
+    """What to do in place of the field at `path`, in a section of that kind; None where no earlier version had it."""
+    found = _removed(path, kind)
     return None if found is None else found.instead
 
 
@@ -110,7 +119,7 @@ def without_removed(values: Value, *, finished: bool = False, section: str = "")
         return values
     kept = {}
     for key, value in values.items():
-        known = next((REMOVED[name] for name in _names((section, key)) if name in REMOVED), None)
+        known = _removed((section, key), values.get("kind"))
         is_gone = known is not None and (finished or value == known.default)
         said = value.get("kind") if isinstance(value, dict) else value
         if finished and isinstance(said, str):
@@ -118,6 +127,11 @@ def without_removed(values: Value, *, finished: bool = False, section: str = "")
         if not is_gone:
             kept[key] = without_removed(value, finished=finished, section=key)
     return kept
+
+
+def _removed(path: KeyPath, kind: object) -> Removed | None:
+    names = (*_names(path), f"{kind}.{path[-1]}")
+    return next((REMOVED[name] for name in names if name in REMOVED), None)
 
 
 def _names(path: KeyPath) -> tuple[str, str]:

@@ -29,6 +29,10 @@ _SESSION = "python session"
 _MAX_NAME = 80
 _MAX_MESSAGE = 500
 """Characters of an exception's message that the policy is shown."""
+MAX_CALLS = 16
+"""Calls in one turn; a message reports how many were not run."""
+MAX_RESULT = 8192
+"""Characters of a call's result; a longer one is truncated in the middle and marked as truncated."""
 
 
 class ToolFault(StrEnum):
@@ -140,11 +144,11 @@ class ToolEpisode:
         found = self._syntax.parse(conversation[-1].content)
         if not found:
             return None
-        run, left = found[: self._config.max_calls], len(found) - self._config.max_calls
+        run, left = found[:MAX_CALLS], len(found) - MAX_CALLS
         results = [await self._answer(call) for call in run]
         if left > 0:
             self._faults[ToolFault.NOT_RUN] += left
-            results.append(f"Error: {left} more calls were not run; a turn may have {self._config.max_calls}")
+            results.append(f"Error: {left} more calls were not run; a turn may have {MAX_CALLS}")
         return self._syntax.results(results)
 
     def counts(self) -> Mapping[str, float]:
@@ -178,10 +182,9 @@ class ToolEpisode:
         except FailedCall as failed:
             self._faults[failed.fault] += 1
             text = str(failed)
-        limit = self._config.max_result_characters
-        if len(text) > limit:
+        if len(text) > MAX_RESULT:
             self._num_cut += 1
-            half = limit // 2
+            half = MAX_RESULT // 2
             text = f"{text[:half]}\n... [{len(text) - 2 * half} characters left out] ...\n{text[len(text) - half :]}"
         return writable(text)
 

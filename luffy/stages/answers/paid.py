@@ -9,6 +9,7 @@ change of the stage, and other stages of the workspace adopt them.
 import asyncio
 import hashlib
 import json
+import re
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -215,8 +216,12 @@ class TextClient:
 
 
 _FIELDS_THAT_ARE_GONE = (
-    ('"sandbox":{"kind":"bubblewrap",', '"sandbox":{"kind":"bubblewrap","unsafe_local":false,'),
-    (',"weights":{', ',"group_measures":{},"weights":{'),
+    (r'(?<=\]),"calls":', ',"version":0,"calls":'),
+    (r',"sandbox":\{', ',"max_calls":16,"max_result_characters":8192,"sandbox":{'),
+    (r'"sandbox":\{"kind":"bubblewrap",', '"sandbox":{"kind":"bubblewrap","unsafe_local":false,'),
+    (r'("factory":"[^"]*"),', r'\1,"version":0,'),
+    (r',"weights":\{', ',"group_measures":{},"weights":{'),
+    (r'("weights":\{[^}]*\},"timeout_s":[^,}]+)', r'\1,"version":0'),
 )
 """Answers have been paid for under keys that have these fields, and are not to be paid for again."""
 
@@ -225,7 +230,7 @@ def episode_key(first_turn: str, prompt: Prompt, environment: EnvironmentConfig)
     """Hash of everything that an episode depends on: `first_turn` is the key of its first request."""
     played = environment.model_dump_json(context=FOR_IDENTITY)
     for written, as_it_was in _FIELDS_THAT_ARE_GONE:
-        played = played.replace(written, as_it_was)
+        played = re.sub(written, as_it_was, played)
     problem = [prompt.uid, prompt.ground_truth, prompt.grader, prompt.extra_info]
     asked = json.dumps([first_turn, problem, played], sort_keys=True, default=str)
     return hashlib.sha256(asked.encode()).hexdigest()

@@ -266,9 +266,7 @@ def turn(chance, calls):
 async def played(calls, count):
     """The counts of an environment that has answered `count` turns."""
     chance = random.Random(f"hostile {calls}")
-    config = ToolsEnvironment(
-        kind="tools", tools=PLAYED, calls=calls, timeout_s=PATIENCE_S, max_calls=CALLS, max_result_characters=LIMIT
-    )
+    config = ToolsEnvironment(kind="tools", tools=PLAYED, calls=calls, timeout_s=PATIENCE_S)
     environment = open_environment(config)()
     await environment.reset(Problem())
     state = environment._state
@@ -292,7 +290,9 @@ async def played(calls, count):
 
 @pytest.mark.parametrize(("calls", "count"), [("hermes", 1000), ("llama3", 500)])
 @pytest.mark.parametrize("times", [1, pytest.param(5, marks=pytest.mark.slow)])
-def test_every_hostile_turn_has_an_answer_or_is_one(calls, count, times):
+def test_every_hostile_turn_has_an_answer_or_is_one(calls, count, times, monkeypatch):
+    monkeypatch.setattr("luffy.environments.tools.MAX_CALLS", CALLS)
+    monkeypatch.setattr("luffy.environments.tools.MAX_RESULT", LIMIT)
     count *= times
     counts, answered = asyncio.run(played(calls, count))
     assert answered > count / 2

@@ -83,9 +83,8 @@ def result(*texts):
 REMEMBER = call("remember", text="a")
 IN_ORDER = REMEMBER + call("slow_echo", text="b", seconds=0.01) + call("remember", text="c")
 THREE = {"tool_calls": 3, "tool_calls/remember": 2, "tool_calls/slow_echo": 1}
-TOO_MANY = {"tool_calls": 5, "tool_calls/remember": 2, "tool_errors": 3, "tool_errors/not_run": 3}
+TOO_MANY = {"tool_calls": 19, "tool_calls/remember": 16, "tool_errors": 3, "tool_errors/not_run": 3}
 SHORTER, LATE = {"timeout_s": 0.02}, {"tool_errors": 1, "tool_errors/timed_out": 1}
-ALPHABET = call("echo", text="abcdefghijklmnopqrstuvwxyz")
 
 
 def once(name, **more):
@@ -119,17 +118,17 @@ def once(name, **more):
         # Too many calls in a turn are not run.
         (
             ["remember"],
-            {"max_calls": 2},
-            [REMEMBER * 5],
-            [result("1", "2", "Error: 3 more calls were not run; a turn may have 2")],
+            {},
+            [REMEMBER * 19],
+            [result(*map(str, range(1, 17)), "Error: 3 more calls were not run; a turn may have 16")],
             TOO_MANY,
         ),
         # A long result is cut in the middle and says so.
         (
             ["echo"],
-            {"max_result_characters": 10},
-            [ALPHABET],
-            [result("abcde\n... [16 characters left out] ...\nvwxyz")],
+            {},
+            [call("echo", text="a" * 4096 + "m" * 16 + "z" * 4096)],
+            [result(f"{'a' * 4096}\n... [16 characters left out] ...\n{'z' * 4096}")],
             once("echo", tool_results_cut=1),
         ),
     ],

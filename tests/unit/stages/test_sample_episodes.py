@@ -127,6 +127,11 @@ def test_the_key_of_an_episode_stays_so_that_answers_are_paid_for_once():
     mixture = MixtureEnvironment.model_validate_json(json.dumps({"kind": "mixture", "parts": parts}))
     paid = "ab6e2fb599cf7544048dfb460a874accf38fbb8288e4281c87a643f51b2bd6c8"
     assert episode_key("first", prompt, mixture) == paid
+    judge = {"kind": "judge", "url": "http://h", "model": "m"}
+    measures = {"style": {"kind": "judge", "rubric": "short", "judge": judge}}
+    own = {"kind": "custom", "factory": "a:B", "scoring": {"measures": measures}}
+    paid = "6bbeccd4bd55cc367eb2cbdf3e48c1654f22000fa13fd5524e9fc8f76c26f51a"
+    assert episode_key("first", prompt, CustomEnvironment.model_validate_json(json.dumps(own))) == paid
 
 
 def test_right_games_become_traces(tmp_path, data):
