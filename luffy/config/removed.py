@@ -12,6 +12,7 @@ _OWN_CODE = (
     "modules of your own and what they import of your own count by their content; give a file that they open a new "
     "name when it changes"
 )
+_SANDBOX = "what can be set is call_cpu_s, call_wall_s, memory_mib and max_threads; remove it"
 _SERVERS = "engines on servers elsewhere are gone; cluster: ray has engines on other machines"
 
 
@@ -77,6 +78,17 @@ REMOVED: Mapping[str, Removed] = {
     "tools.max_result_characters": Removed(8192, "a result is cut at 8192 characters; remove it"),
     "custom.version": Removed(0, _OWN_CODE),
     "scoring.version": Removed(0, _OWN_CODE),
+    "exact.ignore_case": Removed(True, "exact never looks at case; use a grader of kind custom where it matters"),
+    "judge.max_answer_chars": Removed(8000, "a judge sees the last 8000 characters of an answer; remove it"),
+    "limits.interrupt_grace_s": Removed(1.0, _SANDBOX),
+    "limits.session_cpu_s": Removed(120.0, _SANDBOX),
+    "limits.session_wall_s": Removed(3600.0, _SANDBOX),
+    "limits.tmp_mib": Removed(64, _SANDBOX),
+    "limits.file_mib": Removed(64, _SANDBOX),
+    "limits.max_files": Removed(2000, _SANDBOX),
+    "limits.max_open_files": Removed(64, _SANDBOX),
+    "limits.shown_output_bytes": Removed(8192, _SANDBOX),
+    "limits.printed_bytes": Removed(1 << 20, _SANDBOX),
     "select.random": Removed(None, "every point of a grid is tried: give each arm a grid of as many points"),
 }
 """By the field's own name, or by its section's, or that section's kind, and its own (`rl.seed`)."""

@@ -28,6 +28,8 @@ from luffy.json_text import parse_json
 from luffy.types import Outcome
 
 MAX_REPLY_BYTES = 1 << 20
+_MAX_ANSWER_CHARS = 8000
+"""A longer answer is truncated to its end."""
 _VERDICT = re.compile(r"VERDICT\s*:\s*\W{0,3}?((?:-(?=[\d.]))?(?:\.\d+|\w+(?:\.\d+)?))", re.IGNORECASE)
 _FIELD = re.compile(r"\{(question|reference|answer)\}")
 _REFUSED_FOR_GOOD = (400, 401, 403, 404, 405, 422)
@@ -98,7 +100,7 @@ class _Judge:
 
     async def grade(self, request: JudgeRequest) -> Grade:
         kind = self._kind
-        answer = request.answer[-kind.max_answer_chars :]
+        answer = request.answer[-_MAX_ANSWER_CHARS:]
         shown = {"question": request.question, "reference": request.gold, "answer": answer}
         # In one pass: what the answer says in braces stays text.
         prompt = _FIELD.sub(lambda match: shown[match[1]], kind.prompt)

@@ -140,8 +140,8 @@ def _exact(kind: ExactGrader, request: GradeRequest) -> Grade:
     found = _found(request, _line_or_plain if kind.boxed == "preferred" else None)
     if isinstance(found, Grade):
         return found
-    gold = _normalised(request.ground_truth, kind.ignore_case)
-    equal = gold != "" and _normalised(found.answer, kind.ignore_case) == gold
+    gold = _normalised(request.ground_truth)
+    equal = gold != "" and _normalised(found.answer) == gold
     note = "" if found.sign == BOX else f"read from {found.sign}"
     outcome, reason = (Outcome.CORRECT, "equal texts") if equal else (Outcome.WRONG, "different texts")
     return Grade(outcome, found.answer, reason).saying(note)
@@ -153,13 +153,12 @@ def _line_or_plain(reply: str) -> Extracted | None:
     return whole if whole is not None and not _ANNOUNCED.search(reply) else plain_answer(reply) or whole
 
 
-def _normalised(text: str, ignore_case: bool) -> str:
+def _normalised(text: str) -> str:
     text = " ".join(unicodedata.normalize("NFKC", text).split())
     for wrapper in WRAPPERS:
         if text.startswith(wrapper) and text.endswith("}"):
             text = text[len(wrapper) : -1]
-    text = text.strip(_EDGES).removesuffix(".").strip(_EDGES)
-    return text.casefold() if ignore_case else text
+    return text.strip(_EDGES).removesuffix(".").strip(_EDGES).casefold()
 
 
 def _custom(kind: CustomGrader, request: GradeRequest) -> Step:

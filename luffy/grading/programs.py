@@ -28,7 +28,7 @@ from decimal import Decimal, DecimalException
 from typing import Any, NamedTuple
 
 from luffy.config.grading import CodeGrader
-from luffy.config.sandbox import SandboxConfig
+from luffy.config.sandbox import AllOutputShown, SandboxConfig
 from luffy.errors import LuffyError
 from luffy.grading.request import Grade, Verification
 from luffy.http_client import LoopThread
@@ -201,8 +201,7 @@ class Programs:
             return self._loop
 
     def _opened(self, kind: CodeGrader) -> Awaitable[PythonSession]:
-        limits = kind.sandbox.limits
-        limits = limits.model_copy(update={"shown_output_bytes": limits.printed_bytes})  # all of it is compared
+        limits = AllOutputShown.model_validate(kind.sandbox.limits.model_dump())
         config = kind.sandbox.model_copy(update={"limits": limits})
         return self._sandboxes.setdefault(config, SandboxOfLoop(config)).open_session()
 

@@ -6,18 +6,21 @@ from collections.abc import Iterator
 
 import pytest
 from support.refusals import refused
-from support.sandboxed import limits, processes_below, require_bubblewrap
+from support.sandboxed import PATIENT, processes_below, require_bubblewrap
 from synthetic.hostile_programs import PROGRAMS, TIME
 
 from luffy.config.execution import ExecutionConfig
 from luffy.config.grading import CodeGrader, GradingConfig
-from luffy.config.sandbox import SandboxConfig
+from luffy.config.sandbox import AllOutputShown, SandboxConfig, SandboxLimits
 from luffy.grading.pool import GraderPool
 from luffy.grading.request import Grade, GradeRequest
 from luffy.types import Outcome
 
 pytestmark = pytest.mark.slow
-SMALL = {"memory_mib": 128, "max_files": 100, "printed_bytes": 1 << 16, "interrupt_grace_s": 0.2}
+SMALL = {
+    **{"tmp_mib": 8, "file_mib": 4, "max_files": 100, "interrupt_grace_s": 0.2},
+    **dict.fromkeys(("printed_bytes", "shown_output_bytes"), 1 << 16),
+}
 SUM = json.dumps({"inputs": ["1 2\n", "3 4\n"], "outputs": ["3\n", "7\n"]})
 CALLS = json.dumps({"inputs": [[1, 2], [3, 4]], "outputs": [3, [7]], "fn_name": "add"})
 ONE_ARGUMENT_A_LINE = json.dumps([{"input": "[1, 2]\n3", "output": "[3, 6]", "testtype": "functional"}])
@@ -80,7 +83,8 @@ EXECUTION = ExecutionConfig(grader_workers=1)
 
 
 def graded(pool: GraderPool, answers: list[tuple[str, str]], partial: bool = False, **changed: object) -> list[Grade]:
-    kind = CodeGrader(partial=partial, sandbox=SandboxConfig(limits=limits(**changed)))
+    limits = SandboxLimits.model_validate({**PATIENT.model_dump(), **changed})
+    kind = CodeGrader(partial=partial, sandbox=SandboxConfig(limits=limits))
     return pool.grade([GradeRequest(f"Like this:\n```python\n{text}\n```", gold, kind=kind) for gold, text in answers])
 
 
@@ -117,8 +121,12 @@ def test_cases_do_not_see_each_other_and_a_failure_is_tried_alone(pool: GraderPo
     assert [grade.reason for grade in grades] == ["2 of 2 cases; right"] * 2
 
 
-def test_hostile_programs_are_outcomes_and_nothing_of_them_stays(pool: GraderPool) -> None:
+def test_hostile_programs_are_outcomes_and_nothing_of_them_stays(
+    pool: GraderPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """They end alike on every machine: only those without an end meet a short limit."""
+    for name, value in SMALL.items():
+        monkeypatch.setattr(AllOutputShown, name, value)
     gold = json.dumps({"inputs": ["1 2\n"], "outputs": ["3\n"]})
     before = {process.pid for process in processes_below(os.getpid())}
     short = {"call_cpu_s": 0.3, "call_wall_s": 0.6}
@@ -127,7 +135,7 @@ def test_hostile_programs_are_outcomes_and_nothing_of_them_stays(pool: GraderPoo
         ([each for each in PROGRAMS if TIME in each.ends], short),
         ([each for each in PROGRAMS if TIME not in each.ends], {}),
     ):
-        grades = graded(pool, [(gold, each.text) for each in programs], **SMALL, **allowed)
+        grades = graded(pool, [(gold, each.text) for each in programs], memory_mib=128, **allowed)
         found |= {each.text: grade for each, grade in zip(programs, grades, strict=True)}
     assert len(found) >= 200
     ends = {text: f"{grade.outcome}: {grade.reason.partition('case 1; ')[2]}" for text, grade in found.items()}

@@ -167,7 +167,7 @@ def test_a_combination_that_a_missing_verdict_could_decide_has_none(kind, math, 
 
 
 def test_another_graders_crash_is_not_unjudged() -> None:
-    kind = BothGrader(of=(JUDGE, CustomGrader(function="json:loads_of_this", version=1)))
+    kind = BothGrader(of=(JUDGE, CustomGrader(function="json:loads_of_this")))
     crash = Grade(Outcome.CRASHED, None, "json:loads_of_this raised ValueError: judge: x")
     grade = conclude(kind, iter((Grade(Outcome.CORRECT, "4", "the judge says CORRECT"), crash)))
     assert (grade.outcome, grade.is_unjudged) == (Outcome.CRASHED, False)

@@ -52,7 +52,6 @@ MATRIX = r"\begin{pmatrix}%s\\2\end{pmatrix}"
         (EXACT, "the final solution", CORRECT, ["The Final Solution"]),
         (EXACT, "New York", CORRECT, [r"\boxed{\text{New York}}"]),
         (EXACT, "New York", WRONG, ["<think>New York</think> Boston"]),
-        (ExactGrader(ignore_case=False), "New York", WRONG, [r"\boxed{new york}"]),
         (ExactGrader(boxed="required"), "New York", NO_ANSWER, ["New York"]),
         (FORMAT, "6", CORRECT, ["<think>\nhm\n</think>\n5"]),
         (FORMAT, "5", WRONG, ["<think></think>5", "<think>hm</think> ", "so <think>hm</think> 5"]),
