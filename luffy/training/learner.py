@@ -65,7 +65,8 @@ def batch_of(shard: Shard, config: AdvantageConfig, pad_id: int, critic: Critic 
             advantage_BT = whiten(advantage_BT, batch.response_mask_BT, sum_over_ranks)
         batch = replace(batch, advantage_BT=advantage_BT.float(), value_old_BT=value_BT, return_BT=return_BT.float())
     if config.zero_truncated:
-        is_whole_B = torch.tensor([not row.is_truncated for row in shard.rows])
+        device = batch.advantage_BT.device
+        is_whole_B = torch.tensor([not row.is_truncated for row in shard.rows], device=device)
         batch = replace(batch, advantage_BT=batch.advantage_BT * is_whole_B.unsqueeze(-1))
     return batch
 
