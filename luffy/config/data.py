@@ -120,8 +120,6 @@ class TraceField(StrictModel):
     column: str
     author: str = "unknown"
     """Who wrote them."""
-    author_column: str | None = None
-    """A column with the author of each trace; takes precedence over `author`."""
     keep_column: str | None = None
     """A column of true or false, one for each trace: only true ones are read (OpenR1: `is_reasoning_complete`)."""
     logprobs_column: str | None = None
@@ -331,10 +329,6 @@ class DecontaminationConfig(StrictModel):
 
     benchmarks: dict[RunName, SourceConfig] = Field(default={})
     """Further benchmarks; `data.suites` are always checked."""
-    ngram: PositiveInt = 13
-    """Length of the word runs that are compared; the longer, the fewer chance matches."""
-    overlap: PositiveShare = 0.5
-    """A prompt or trace that contains at least this share of a problem's word runs is contaminated."""
 
 
 class FiltersConfig(StrictModel):
@@ -384,10 +378,6 @@ class DataConfig(StrictModel):
     not get, without any trace: the prompts beyond `sft.unique_train_examples`, and those that have no usable trace."""
     validation_prompts: NonNegativeInt = 0
     """Training prompts held out in `validation.parquet`, chosen by seed."""
-    rejected_samples: NonNegativeInt = 5
-    """Number of rejected rows and traces that `quarantine.jsonl` shows for each source and reason."""
-    luffy_parquet: bool = False
-    """Also write `train.luffy.parquet`: the columns and nesting that LUFFY's own loader reads."""
 
     @property
     def training_sources(self) -> dict[str, SourceConfig]:

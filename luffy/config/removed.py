@@ -89,6 +89,11 @@ REMOVED: Mapping[str, Removed] = {
     "limits.max_open_files": Removed(64, _SANDBOX),
     "limits.shown_output_bytes": Removed(8192, _SANDBOX),
     "limits.printed_bytes": Removed(1 << 20, _SANDBOX),
+    "data.rejected_samples": Removed(5, "quarantine.jsonl shows five rows for each source and reason; remove it"),
+    "luffy_parquet": Removed(False, "train.parquet has the columns of LUFFY's file; rewrite it with pyarrow"),
+    "author_column": Removed(None, "give traces.author, or rows with the column traces, each trace with its author"),
+    "decontamination.ngram": Removed(13, "runs of 13 words are compared; remove it"),
+    "decontamination.overlap": Removed(0.5, "half of a problem's word runs are enough; remove it"),
     "select.random": Removed(None, "every point of a grid is tried: give each arm a grid of as many points"),
 }
 """By the field's own name, or by its section's, or that section's kind, and its own (`rl.seed`)."""

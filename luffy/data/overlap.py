@@ -1,6 +1,6 @@
 """Texts that say the same as others: near-duplicate problems, and benchmark problems inside training data.
 
-    index = BenchmarkIndex(ngram=13, overlap=0.5)
+    index = BenchmarkIndex()
     index.add("math500", prompts)
     index.finish()
     (hit,) = index.find([text])     # Hit("math500", 17, 0.93) or None
@@ -11,7 +11,7 @@ sqrt(J (1 - J) / 128): 0.027 at J = 0.9. A signature takes 256 bytes. Traces hav
 
 Two rules find a benchmark problem. A prompt that equals a problem, case and spacing aside, is that problem; so is one
 that asks its question with other options, or with the same ones in another order. A text holds a problem when at least
-`overlap` of the problem's runs of `ngram` words occur in it (GPT-3, arXiv 2005.14165, took one run of 13; competition
+half of the problem's runs of 13 words occur in it (GPT-3, arXiv 2005.14165, took one run of 13; competition
 problems share whole sentences such as "where m and n are relatively prime positive integers"). For a problem shorter
 than two runs all of them have to occur, since changing a number leaves most of them; one shorter than a run is found by
 the first rule only. A multiple-choice question is looked for with and without its options.
@@ -123,6 +123,10 @@ def near_duplicate_clusters(signatures: Signatures, threshold: float) -> npt.NDA
     return first[cluster]
 
 
+_RUN_WORDS = 13
+"""Length of the word runs that are compared; the longer, the fewer chance matches."""
+_SHARE = 0.5
+"""A text that contains at least this share of a problem's word runs holds the problem."""
 _MAX_REMEMBERED = 200_000
 """Words whose hashes are cached; texts full of numbers would grow the cache without end."""
 
@@ -141,8 +145,7 @@ class Hit:
 class BenchmarkIndex:
     """All problems of the available benchmarks."""
 
-    def __init__(self, ngram: int, overlap: float) -> None:
-        self._ngram, self._overlap = ngram, overlap
+    def __init__(self) -> None:
         self._equal: dict[str, Hit] = {}
         self._rows: list[tuple[str, int, int]] = []
         self._runs: list[Hashes] = []
@@ -159,7 +162,7 @@ class BenchmarkIndex:
                 if each in self._equal:
                     continue
                 self._equal[each] = Hit(benchmark, count, 1.0)
-                runs = np.unique(run_hashes(self._hashed(text), self._ngram))
+                runs = np.unique(run_hashes(self._hashed(text), _RUN_WORDS))
                 if len(runs):
                     self._rows.append((benchmark, count, len(runs)))
                     self._runs.append(runs)
@@ -189,10 +192,10 @@ class BenchmarkIndex:
         # All texts in one array: a call of numpy costs as much as the words of a short text.
         hashes = [self._hashed(text) for text in texts]
         ends = np.cumsum([len(each) for each in hashes])
-        runs = run_hashes(np.concatenate(hashes), self._ngram)
+        runs = run_hashes(np.concatenate(hashes), _RUN_WORDS)
         candidates = np.flatnonzero(np.isin(runs, self._sorted))
         owners = np.searchsorted(ends, candidates, side="right")
-        inside = candidates + self._ngram <= ends[owners]
+        inside = candidates + _RUN_WORDS <= ends[owners]
         for text in np.unique(owners[inside]).tolist():
             found[text] = self._best(np.unique(runs[candidates[inside & (owners == text)]]))
         return found
@@ -206,7 +209,7 @@ class BenchmarkIndex:
         for owner, count in zip(*np.unique(owners, return_counts=True), strict=True):
             benchmark, row, size = self._rows[owner]
             share = count / size
-            if share >= (self._overlap if size > self._ngram else 1.0) and (best is None or share > best.share):
+            if share >= (_SHARE if size > _RUN_WORDS else 1.0) and (best is None or share > best.share):
                 best = Hit(benchmark, row, float(share))
         return None if best is None else replace(best, share=round(best.share, 4))
 

@@ -54,10 +54,10 @@ def write_prompts(path: Path, prompts: Iterable[Prompt]) -> int:
     return write_tables(path, map(record_batch, chunked(prompts, text_size)))
 
 
-def write_tables(path: Path, tables: Iterable[pa.Table | pa.RecordBatch], schema: pa.Schema = SCHEMA) -> int:
+def write_tables(path: Path, tables: Iterable[pa.Table | pa.RecordBatch]) -> int:
     """Write the rows of `tables` in the same way, a row group each; returns how many."""
     count = 0
-    with replacing(path) as file, pq.ParquetWriter(file, schema, compression="zstd") as writer:
+    with replacing(path) as file, pq.ParquetWriter(file, SCHEMA, compression="zstd") as writer:
         for table in tables:
             if table.num_rows:
                 writer.write(table)

@@ -75,14 +75,14 @@ class FilterJob:
     grading: GradingConfig
     judge_cache: Path
     """Folder of the judge's verdicts, shared by all processes."""
-    samples: int
-    """Number of rejected rows and traces that are shown for each reason."""
     inputs: str = ""
     """The inputs of all sources of the stage (`TraceSource.inputs`) as text, benchmarks and the texts from which a
     tokenizer is built included, since the result depends on all of them."""
 
 
 ALL_REJECTED, NONE_GIVEN, OWN_SYSTEM = "all_traces_rejected", "no_trace_given", "own_system_prompt"
+MAX_SAMPLES = 5
+"""Number of rejected rows and traces of a source that `quarantine.jsonl` shows for each reason."""
 _MOST_QUARANTINED = 1000
 """Malformed rows of a source that `quarantine.jsonl` shows: 4 kB of parquet may hold 300,000 of them."""
 _QUARANTINED_SIZE = 1000
@@ -224,7 +224,7 @@ def filter_shard(job: FilterJob, index: int, rows: Sequence[Row], folder: Path, 
             all_verified=np.array(list(map(all, verified)), dtype=np.bool_),
             any_verified=np.array(list(map(any, verified)), dtype=np.bool_),
         )
-    statistics = _statistics(rows, judged, job.samples)
+    statistics = _statistics(rows, judged)
     statistics.remarks += Counter({OWN_SYSTEM: own})
     contents = {part.name: getattr(statistics, part.name) for part in fields(statistics)}
     write_atomic(_file(folder, index, "json"), json.dumps(contents))
@@ -280,7 +280,7 @@ def _work(index: int, rows: list[Row]) -> None:
     filter_shard(job, index, rows, folder, grader)
 
 
-def _statistics(rows: Sequence[Row], judged: Sequence[FilteredRow], samples: int) -> ShardStatistics:
+def _statistics(rows: Sequence[Row], judged: Sequence[FilteredRow]) -> ShardStatistics:
     statistics = ShardStatistics(rows_in=len(rows))
     malformed = [row for row in rows if isinstance(row, QuarantinedRow)]
     statistics.malformed = Counter(row.field for row in malformed)
@@ -313,6 +313,6 @@ def _statistics(rows: Sequence[Row], judged: Sequence[FilteredRow], samples: int
             found.append((reason, {"author": trace.author, "trace_end": end}))
         for why, more in found:
             shown[why] += 1
-            if shown[why] <= samples:
+            if shown[why] <= MAX_SAMPLES:
                 statistics.samples.append({"reason": why, **common, **more})
     return statistics

@@ -87,18 +87,6 @@ EMPTY_COMPLEMENT = (
     "data.sft.unique_train_examples, or use train"
 )
 
-LUFFY_SCHEMA = pa.schema(
-    [
-        ("data_source", pa.string()),
-        ("prompt", pa.list_(pa.field("element", pa.struct([("content", pa.string()), ("role", pa.string())])))),
-        ("target", pa.list_(pa.field("element", pa.struct([("content", pa.string()), ("role", pa.string())])))),
-        ("ability", pa.string()),
-        ("reward_model", pa.struct([("ground_truth", pa.string()), ("style", pa.string())])),
-        ("extra_info", pa.struct([("index", pa.int64()), ("split", pa.string())])),
-    ]
-)
-"""Columns and nesting of the original project's training file, as its `rl_dataset_with_target.py` reads them."""
-
 
 def write_rows(path: Path, folder: Path, kept: Mask) -> int:
     """Write the rows of the shards under `folder` that `kept` selects; returns how many."""
@@ -113,24 +101,6 @@ def write_correct(path: Path, folder: Path, kept: Mask) -> int:
 def write_bare(path: Path, folder: Path, kept: Mask) -> int:
     """Like `write_rows`, but without traces."""
     return write_prompts(path, (dataclasses.replace(prompt, traces=()) for prompt in _prompts(folder, kept)))
-
-
-def write_luffy(path: Path, prepared: Path) -> int:
-    """Write a prepared file with `LUFFY_SCHEMA`; returns the number of rows. A row keeps its first trace."""
-
-    def tables(file: pq.ParquetFile) -> Iterator[pa.Table]:
-        start = 0
-        for group in range(file.num_row_groups):
-            rows = file.read_row_group(group, columns=LUFFY_SCHEMA.names).to_pylist()
-            for number, row in enumerate(rows, start):
-                extra = json.loads(row["extra_info"])
-                index, split = extra.get("index"), str(extra.get("split", "default"))
-                row["extra_info"] = {"index": index if isinstance(index, int) else number, "split": split}
-            start += len(rows)
-            yield pa.Table.from_pylist(rows, LUFFY_SCHEMA)
-
-    with pq.ParquetFile(prepared) as file:
-        return write_tables(path, tables(file), LUFFY_SCHEMA)
 
 
 def _shards(folder: Path, kept: Mask) -> Iterator[tuple[Path, Mask]]:
@@ -171,7 +141,6 @@ def read_demonstrations(folder: Path, num_traces: int | None, seed: int) -> list
 
 
 TRAIN, SFT, COMPLEMENT, VALIDATION = "train.parquet", "sft.parquet", "rl_complement.parquet", "validation.parquet"
-_LUFFY = "train.luffy.parquet"
 
 
 @dataclass(slots=True)
@@ -241,9 +210,6 @@ def add_traces(
     if (folder / VALIDATION).is_file():
         link_or_copy(str(folder / VALIDATION), str(out / VALIDATION))
         written.files.append(VALIDATION)
-    if data.luffy_parquet:
-        write_luffy(out / _LUFFY, out / TRAIN)
-        written.files.append(_LUFFY)
     return written
 
 

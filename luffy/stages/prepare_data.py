@@ -39,6 +39,7 @@ from luffy.data.selection import (
 )
 from luffy.data.shards import (
     ALL_REJECTED,
+    MAX_SAMPLES,
     OWN_SYSTEM,
     FilterJob,
     ShardStatistics,
@@ -47,7 +48,7 @@ from luffy.data.shards import (
     read_statistics,
 )
 from luffy.data.sources import TraceSource, open_source
-from luffy.data.splits import EMPTY_COMPLEMENT, write_bare, write_correct, write_luffy, write_merged, write_rows
+from luffy.data.splits import EMPTY_COMPLEMENT, write_bare, write_correct, write_merged, write_rows
 from luffy.data.tokenizer import adapt_tokenizer, build_tokenizer, texts_of
 from luffy.environments.registry import check_template, instructions_by_source, open_scored
 from luffy.errors import DataError
@@ -97,7 +98,7 @@ def run(settings: PrepareDataSettings, context: StageContext) -> StageResult:
         for name, other in data.decontamination.benchmarks.items()
     }
     # Training data must not contain a problem of any benchmark.
-    benchmarks = BenchmarkIndex(data.decontamination.ngram, data.decontamination.overlap)
+    benchmarks = BenchmarkIndex()
     suites = {
         name.removeprefix(_SUITES): sources[name] for name in sources if _is_suite(name) and name not in many_tasks
     }
@@ -122,7 +123,6 @@ def run(settings: PrepareDataSettings, context: StageContext) -> StageResult:
                 instructions={} if name == _CORPUS else instructions,
                 grading=settings.grading,
                 judge_cache=judge_cache,
-                samples=data.rejected_samples,
                 inputs=inputs,
             )
             workers = context.execution.data_workers or len(os.sched_getaffinity(0))
@@ -137,7 +137,7 @@ def run(settings: PrepareDataSettings, context: StageContext) -> StageResult:
             shown: Counter[str] = Counter()
             for sample in () if _is_suite(name) else statistics.samples:
                 shown[str(sample["reason"])] += 1
-                if shown[str(sample["reason"])] <= data.rejected_samples:
+                if shown[str(sample["reason"])] <= MAX_SAMPLES:
                     rejected.append({"source": name, **sample})
             step_done()
     write_atomic(out / "quarantine.jsonl", "".join(json.dumps(line) + "\n" for line in [*malformed, *rejected]))
@@ -285,9 +285,6 @@ def _write_splits(out: Path, folder: Path, rows: PassedRows, kept: Mask, setting
     if data.validation_prompts:
         write_rows(out / "validation.parquet", folder, held_out)
         files.append("validation.parquet")
-    if data.luffy_parquet:
-        write_luffy(out / "train.luffy.parquet", out / "train.parquet")
-        files.append("train.luffy.parquet")
     return files
 
 

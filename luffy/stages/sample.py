@@ -458,7 +458,7 @@ def _opened_teaching(settings: SampleSettings, context: StageContext, num_prompt
 
 def _benchmarks(config: DataConfig, data: Path, seed: int) -> BenchmarkIndex:
     """All benchmark problems, as prepare_data indexed them."""
-    index = BenchmarkIndex(config.decontamination.ngram, config.decontamination.overlap)
+    index = BenchmarkIndex()
     for name, source in config.suites.items():
         if not (isinstance(source, VerifiersSource) and source.equal_prompts):
             index.add(name, iterate_prompts(data / "suites" / f"{name}.parquet"))

@@ -129,7 +129,7 @@ def columns_of(fields: FieldsConfig) -> list[str]:
         columns += [choices.column, choices.labels, choices.correct, *choices.columns, *choices.incorrect]
     columns += [fields.id, *fields.extra]
     for trace in fields.traces:
-        columns += [trace.column, trace.author_column, trace.keep_column, trace.logprobs_column]
+        columns += [trace.column, trace.keep_column, trace.logprobs_column]
     return list(dict.fromkeys(column.partition(".")[0] for column in columns if column))
 
 
@@ -172,8 +172,6 @@ def _traces(row: Mapping[str, object], field: TraceField, author: str) -> list[T
     kept = _parallel(row, field.keep_column, len(texts), several)
     logprobs = _parallel(row, field.logprobs_column, len(texts), several)
     signed = field.author if field.author != "unknown" else author
-    if field.author_column is not None and (named := value_at(row, field.author_column)) is not None:
-        signed = checked_text(named, field.author_column)
     found = []
     for index, text in enumerate(texts):
         name = f"{field.column}[{index}]" if several else field.column

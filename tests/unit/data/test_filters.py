@@ -69,7 +69,7 @@ def prompt(question: str, *traces: str, truth: str = "2", grader: str | None = N
 
 
 def index_of(*prompts: Prompt) -> BenchmarkIndex:
-    index = BenchmarkIndex(ngram=13, overlap=0.5)
+    index = BenchmarkIndex()
     index.add("suite", prompts)
     return index.finish()
 

@@ -145,8 +145,8 @@ def mapped(row: dict[str, object], **fields: object) -> Prompt:
 
 
 def test_several_traces_with_flags_authors_and_logprobs() -> None:
-    row = {"a": "2", "t": ["x", "y", "z"], "ok": [True, False, True], "w": "r1", "p": [[-1.0], [], [-2]]}
-    trace = {"column": "t", "author_column": "w", "keep_column": "ok", "logprobs_column": "p"}
+    row = {"a": "2", "t": ["x", "y", "z"], "ok": [True, False, True], "p": [[-1.0], [], [-2]]}
+    trace = {"column": "t", "author": "r1", "keep_column": "ok", "logprobs_column": "p"}
     found = mapped(row, traces=(trace,)).traces
     assert [(t.text, t.author, t.logprobs) for t in found] == [("x", "r1", (-1.0,)), ("z", "r1", (-2.0,))]
 
@@ -313,7 +313,7 @@ def test_responses_are_graded_by_letter_and_by_the_text_of_the_option(grader: Gr
 
 
 def test_a_short_question_is_found_with_its_options_in_another_order() -> None:
-    index = BenchmarkIndex(ngram=13, overlap=0.5)
+    index = BenchmarkIndex()
     index.add("quiz", [quiz("Which of these barks?", "cat", "dog", "fish")])
     index.finish()
     found = index.equal(quiz("Which of these  barks?", "dog", "stone", "cat"))
@@ -325,7 +325,7 @@ def test_a_question_is_found_in_training_data_with_and_without_its_options() -> 
     rng = random.Random(0)
     question, *texts = (" ".join(str(rng.randrange(10**6)) for _ in range(30)) for _ in range(5))
     prompt = quiz(question, *texts)
-    index = BenchmarkIndex(ngram=13, overlap=0.5)
+    index = BenchmarkIndex()
     assert index.add("quiz", [prompt]) == 1
     index.finish()
     for text in (question, prompt.messages[-1].content):

@@ -142,7 +142,7 @@ def test_traces_end_as_the_turns_of_the_chat_template(make):
     assert encode_traces(tokenizer, ["1"])[0][-1] == end
     assert decode(tokenizer, ConversationEncoder(tokenizer).between([Message("user", "2")])).startswith("\n<|bos|>user")
     rules = Rules(max_prompt_tokens=99, max_trace_tokens=99)
-    rows = RowFilter(tokenizer, rules, BenchmarkIndex(13, 0.5).finish())
+    rows = RowFilter(tokenizer, rules, BenchmarkIndex().finish())
     traces = tuple(Trace(text, "me") for text in ("1[END]", "1<|eos|>2"))
     with GraderPool(1, PATIENCE_S) as grader:
         (row,) = rows.apply([Prompt("p", "sums", (Message("user", "1"),), "1", traces)], grader)

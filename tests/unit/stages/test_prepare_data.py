@@ -232,11 +232,11 @@ def test_a_training_row_whose_reference_nobody_can_meet_is_rejected_and_listed(t
     rows = [row("1 + 1?", None, "#### 2"), row("1 + 2?", "\\boxed{3}", "3"), row("Text?", None, "np.sin(1)")]
     rows += [row("1 + 3?", None, '{"ground_truth": "4"}'), row("Empty?", None, "")]
     out = tmp_path / "out"
-    card = prepare(out, train=written(tmp_path / "d.jsonl", proofs() + rows), rejected_samples=9)["train"]
+    card = prepare(out, train=written(tmp_path / "d.jsonl", proofs() + rows))["train"]
     assert (card["rows_out"], card["quarantined"], card["rejected"]) == (4, 1, {"reference_fails": 6})
     assert card["golds"] == {"fails": 6, "meets_itself": 3, "text_alone": 1}
     shown = map(json.loads, (out / "quarantine.jsonl").read_text().splitlines())
-    assert tuple(line["ground_truth"] for line in shown if line.get("reason") == "reference_fails") == UNMET
+    assert tuple(line["ground_truth"] for line in shown if line.get("reason") == "reference_fails") == UNMET[:5]
     assert "train: 6 reference answers" in caplog.text and "(fields.answer)" in caplog.text
     assert (len(prompts_in(out)), len(prompts_in(out, "rl_complement"))) == (4, 3)
 

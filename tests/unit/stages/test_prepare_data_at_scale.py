@@ -1,4 +1,4 @@
-"""Shards, processes, what an interrupted preparation continues, and the format that leaves the house."""
+"""Shards, processes, and what an interrupted preparation continues."""
 
 import signal
 import subprocess
@@ -6,10 +6,8 @@ import sys
 from pathlib import Path
 
 import psutil
-import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from support.installed import DATASETS, needs_datasets
 from support.patience import wait_until
 from synthetic.preparation import prepare, row, sources_of, written
 
@@ -17,7 +15,6 @@ import luffy.data.parquet as parquet
 from luffy.data import shards
 from luffy.data.parquet import read_prompts
 from luffy.data.shards import filter_shard
-from luffy.data.splits import LUFFY_SCHEMA
 from luffy.errors import LostError
 from luffy.stages.program import StageResult
 
@@ -175,47 +172,3 @@ def test_a_killed_program_continues_and_leaves_no_process(tmp_path, monkeypatch)
     assert len(list(shards.glob("*.json"))) == 8
     assert {name: (shards / name).stat().st_mtime_ns for name in finished} == finished
     assert pq.read_metadata(tmp_path / "out" / "train.parquet").num_rows == 4_000
-
-
-def luffy_row(number: int) -> dict[str, object]:
-    """As in the original project's training file: its columns, its order inside the structs."""
-    system = "Put your thoughts between <think> and </think>."
-    reply = f"<think>\n{number} + 1 = {number + 1}\n</think>\n\\boxed{{{number + 1}}}"
-    return {
-        "data_source": "",
-        "prompt": [{"content": system, "role": "system"}, {"content": f"{number} + 1 = ?", "role": "user"}],
-        "target": [{"content": reply, "role": "assistant"}],
-        "ability": "math",
-        "reward_model": {"ground_truth": str(number + 1), "style": "rule"},
-        "extra_info": {"index": number, "split": "default"},
-    }
-
-
-def test_a_luffy_file_comes_back_with_the_same_columns_and_nesting(tmp_path):
-    rows, file = [luffy_row(n) for n in range(20)], tmp_path / "d.parquet"
-    pq.write_table(pa.Table.from_pylist(rows, LUFFY_SCHEMA), file)
-    source = {"kind": "file", "path": str(file), "author": "r1"}
-    prepare(tmp_path / "out", train=source, luffy_parquet=True)
-    written = pq.read_table(tmp_path / "out" / "train.luffy.parquet")
-    assert written.schema.remove_metadata() == pq.read_schema(file).remove_metadata()
-    assert written.to_pylist() == rows
-    prepare(tmp_path / "again", train={**source, "path": str(tmp_path / "out" / "train.luffy.parquet")})
-    one, other = (read_prompts(tmp_path / name / "train.parquet") for name in ("out", "again"))
-    assert one == other
-
-
-@needs_datasets
-def test_the_published_evaluation_file_comes_back_row_by_row(tmp_path):
-    path = DATASETS / "luffy_eval" / "valid.all.parquet"
-    train = {"kind": "file", "path": str(path), "max_rows": 700}
-    prepare(tmp_path, train=train, luffy_parquet=True, max_prompt_tokens=5000)
-    original = {}
-    for published in pq.read_table(path).slice(0, 700).to_pylist():
-        published.pop("__index_level_0__")
-        original.setdefault(published["prompt"][-1]["content"].strip().casefold(), published)
-    written = pq.read_table(tmp_path / "train.luffy.parquet")
-    for name in ("prompt", "reward_model", "extra_info"):
-        assert written.schema.field(name).type == pq.read_schema(path).field(name).type
-    for found in written.to_pylist():
-        assert {**found, "target": []} == {**original[found["prompt"][-1]["content"].strip().casefold()], "target": []}
-    assert len(written) > 400
