@@ -36,8 +36,9 @@ def main() -> None:
     browser = shutil.which("chromium") or shutil.which("google-chrome")
     if browser is None:
         sys.exit("pictures: no Chromium on the path; install it, e.g. apt-get install chromium")
-    run = newest_run(arguments.workspace, arguments.experiment)
-    take(browser, (run / "report.html").resolve().as_uri(), IMAGES / "report.png", height=1150)
+    run, is_default = newest_run(arguments.workspace, arguments.experiment), arguments.experiment == "arithmetic"
+    if is_default:
+        take(browser, (run / "report.html").resolve().as_uri(), IMAGES / "report.png", height=1150)
     if arguments.comparison:
         compared = newest_run(arguments.workspace, arguments.comparison) / "comparison.html"
         take(browser, compared.resolve().as_uri(), IMAGES / "comparison.png", height=1100)
@@ -47,7 +48,8 @@ def main() -> None:
     try:
         flow_run = newest_flow_run(f"http://127.0.0.1:{port}/api", arguments.experiment)
         page = f"http://127.0.0.1:{port}/runs/flow-run/{flow_run}"
-        take(browser, page, IMAGES / "prefect_run.png", height=545, settle_ms=20_000)
+        name = "run" if is_default else arguments.experiment
+        take(browser, page, IMAGES / f"prefect_{name}.png", height=545, settle_ms=20_000)
     finally:
         server.send_signal(signal.SIGINT)
         server.wait(PATIENCE_S)

@@ -132,6 +132,8 @@ def _resolved(path: Path | str | Mapping[str, Value], overrides: Sequence[str], 
     layers = Layers(command_line, own, method, chain)
     values, origins = layers.merged.plain()
     _resolve_files(values, origins, default_where=str(file))
+    if command_line[STAGES].is_list or own[STAGES].is_list:  # in place of those of the chain
+        values.pop("chain", None)
     if layers.merged[STAGES].is_list:
         entries = layers.entries(lambda name: _preset("methods", str(name.flat({})), file, name.origin))
         for entry in entries.values():

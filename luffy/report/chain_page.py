@@ -162,7 +162,7 @@ def chain_page(chain: FinishedChain) -> Page:
     last = max(manifests.values(), key=lambda manifest: moment(manifest.ended))
     facts = (
         " → ".join(checkpoint_name(evaluation.checkpoint) for evaluation in chain.evaluations),
-        f"method {config.method}" if config.method else "",
+        _methods(chain),
         f"seed {config.seed}",
         f"finished {timestamp(last.ended)}",
     )
@@ -173,6 +173,13 @@ def chain_page(chain: FinishedChain) -> Page:
         *(tables, *_times(chain), _data(chain), _provenance(chain, last)),
     )
     return Page(config.name, " · ".join(filter(None, facts)), sections, "report")
+
+
+def _methods(chain: FinishedChain) -> str:
+    """The methods of the stages of RL in their order, or that of the experiment."""
+    methods = dict.fromkeys(seen.method for seen in chain.rl.values() if seen.method)
+    named = [*methods] or ([chain.config.method] if chain.config.method else [])
+    return f"method{'s' if len(named) > 1 else ''} {', '.join(named)}" if named else ""
 
 
 def chain_summary(chain: FinishedChain) -> str:
