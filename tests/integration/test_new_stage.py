@@ -46,16 +46,46 @@ def run(settings, context):
 if __name__ == "__main__":
     main(CENSUS, run)
 """
+POLICY = """\
+import shutil
+
+from luffy.config.stage_kinds import StageKind
+from luffy.config.strict import StrictModel
+from luffy.stages.program import StageResult, main
+
+
+class CopySettings(StrictModel):
+    seed: int
+
+
+COPY = StageKind("copy", "The same policy", inputs={"model": "policy"}, provides=("policy",), settings=CopySettings)
+
+
+def run(settings, context):
+    shutil.copytree(context.inputs["model"] / "model", context.out / "model")
+    return StageResult(("model",), {})
+
+
+if __name__ == "__main__":
+    main(COPY, run)
+"""
 EXPERIMENT = f"""\
 extends: {CONFIGS}/smoke.yaml
 name: counted
-stages: [prepare_data, base, {{count: {{kind: "mystages:CENSUS", options: {{unit: prompts}}}}}}]
+stages:
+  - prepare_data
+  - base
+  - count: {{kind: "mystages:CENSUS", options: {{unit: prompts}}}}
+  - copied: {{kind: "policies:COPY"}}
+  - sft
+  - evaluate: {{inputs: {{model: [copied]}}}}
 base: {{steps: 2}}
 """
 
 
 def test_a_chain_with_a_stage_of_ones_own_runs_and_is_made_again_where_its_module_or_options_change(tmp_path):
     (tmp_path / "mystages.py").write_text(MODULE)
+    (tmp_path / "policies.py").write_text(POLICY)
     (tmp_path / "counted.yaml").write_text(EXPERIMENT)
     env = without_prefect() | shared_api() | {"LUFFY_WORKSPACE": str(tmp_path / "workspace")}
 
@@ -69,6 +99,10 @@ def test_a_chain_with_a_stage_of_ones_own_runs_and_is_made_again_where_its_modul
     assert (tmp_path / "workspace/runs/counted-1/census.txt").read_text() == "prompts: 24 of 24"
     (manifest,) = (tmp_path / "workspace/stages/census").glob("*/manifest.json")
     assert json.loads(manifest.read_text())["upstream"].keys() == {"data"}
+    made = tmp_path / "workspace/runs/counted-1/stages"
+    (copied,) = (tmp_path / "workspace/stages/copy").iterdir()
+    assert json.loads((made / "sft/manifest.json").read_text())["upstream"]["model"] == copied.name
+    assert json.loads((made / "evaluate_copied/results.json").read_text())["checkpoint"] == "copied"
 
     def plan(*arguments):
         return re.search(r"^count +\w{16} +(\w+) *(.*)", flow("--dry-run", *arguments)[1], re.MULTILINE).groups()
