@@ -20,7 +20,7 @@ from luffy.config.execution import ExecutionConfig
 from luffy.config.grading import GradingConfig
 from luffy.config.model import ModelConfig
 from luffy.config.objective import ObjectiveConfig
-from luffy.config.stage_kinds import STAGE_KINDS, Role, StageKind, StageName, kind_of
+from luffy.config.stage_kinds import CHAIN_KINDS, STAGE_KINDS, Role, StageKind, StageName, kind_of
 from luffy.config.strict import StrictModel
 from luffy.config.training import BaseConfig, RLConfig, SFTConfig
 from luffy.config.yaml_source import nearest
@@ -116,6 +116,8 @@ class StageInstance:
     """The experiment as this stage sees it."""
     provides: tuple[Role, ...]
     options: Mapping[str, JsonValue]
+    entry: str
+    """The name of its entry."""
 
 
 def views_of(config: "ExperimentConfig") -> tuple[View, ...]:
@@ -149,7 +151,7 @@ def _instances(
     if kind.reads_all:
         inputs |= {made.name: made.name for made in before if made.name not in inputs.values()}
     if kind.for_each is None:
-        yield StageInstance(name, kind, inputs, config, provides, entry.options)
+        yield StageInstance(name, kind, inputs, config, provides, entry.options, name)
         return
     each = next(role_name for role_name, role in roles.items() if role == kind.for_each)
     asked = entry.inputs.get(each)
@@ -157,9 +159,8 @@ def _instances(
     prefix = kind.name if name == kind.name else f"{kind.name}_{name}"
     for made in before:
         if kind.for_each in made.provides and (wanted is None or made.name in wanted):
-            yield StageInstance(
-                f"{prefix}_{made.name}", kind, {**inputs, each: made.name}, config, provides, entry.options
-            )
+            read = {**inputs, each: made.name}
+            yield StageInstance(f"{prefix}_{made.name}", kind, read, config, provides, entry.options, name)
 
 
 def sections_of(kind: StageKind) -> tuple[str, ...]:
@@ -181,6 +182,8 @@ def broken_chain(config: "ExperimentConfig") -> Iterator[str]:
     before: list[StageInstance] = []
     for name, entry in config.stages.items():
         kind, seen = kind_of(entry.kind), config.seen_by(name)
+        if not kind.is_in_chains:
+            yield f"stages.{name}: {kind.name} is no stage of a chain; {', '.join(CHAIN_KINDS)} are"
         reads = (*sections_of(kind), *EVERY_STAGE)
         roles, where = kind.inputs_in(seen), f"stages.{name}"
         provided = {role for made in before for role in made.provides}
@@ -190,10 +193,16 @@ def broken_chain(config: "ExperimentConfig") -> Iterator[str]:
                 yield f"stages: {name} needs {makers[0]} before it"
         if entry.options and not kind.origin:
             yield f"{where}.options: are for kinds of your own; those of {kind.name} are in {', '.join(reads)}"
+        section = getattr(seen, kind.name, None)
+        if entry.seed is not None and (kind.reads_all or getattr(section, "seed", None) is not None):
+            why = "" if kind.reads_all else f" beside {kind.name}.seed"
+            yield f"{where}.seed: has no effect{why}; remove one of them"
+        if entry.model is not None and kind.name not in ("prepare_data", "base"):
+            own = [each for each in ModelConfig.model_fields if each not in ("dtype", "lora")]
+            if changed := [each for each in own if getattr(entry.model, each) != getattr(config.model, each)]:
+                yield f"{where}.model.{changed[0]}: has no effect on {kind.name}, which takes the policy it is given"
         if name in _INPUTS:
             yield f"{where}: {name} is the name of an input; give the stage another one"
-        if entry.method is not None and entry.kind not in ("sft", "rl"):
-            yield f"{where}.method: has no effect on a stage of kind {kind.name}; remove it"
         yield from _broken_inputs(where, entry, roles, before)
         made = {each.name for each in before}
         for instance in _instances(name, entry, seen, before):
@@ -211,6 +220,8 @@ def _broken_inputs(
             hint, there = nearest(name, roles), ", ".join(roles)
             yield f"{where}.inputs.{name}: no such input of a stage of kind {kind.name}{hint}; it has {there}"
             continue
+        if not asked:
+            yield f"{where}.inputs.{name}: names no stage; remove it"
         if not isinstance(asked, str) and roles[name] != kind.for_each:
             yield f"{where}.inputs.{name}: must be the name of one stage"
         for source in (asked,) if isinstance(asked, str) else asked:

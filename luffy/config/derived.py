@@ -263,7 +263,9 @@ def sweep_of(config: ExperimentConfig, steps: tuple[int, ...]) -> ExperimentConf
     if beyond := [step for step in steps if not 1 <= step <= rl.steps]:
         raise ConfigError(f"--steps: {beyond[0]} is not among the {rl.steps} steps of rl.steps")
     kept = names[: names.index(last) + 1]
-    return config.model_copy(update={"stages": {name: config.stages[name] for name in kept}})
+    asked = next((config.seen_by(name).evaluation for name in names if config.stages[name].kind == "evaluate"), None)
+    stages = {name: config.stages[name] for name in kept}
+    return config.model_copy(update={"stages": stages, "evaluation": asked or config.evaluation})
 
 
 def _protocol(config: ExperimentConfig) -> EvaluationConfig:

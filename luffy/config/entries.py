@@ -17,7 +17,9 @@ from luffy.config.yaml_source import KeyPath, Value, flow_yaml
 from luffy.errors import ConfigError
 
 _MOST_ROUNDS = 1000
-_WHOLE = ("data", "model", "grading", "environment", *EVERY_STAGE)
+_MAY_LACK = ("environment",)
+"""Sections of a stage that may be null: it then has none."""
+_WHOLE = ("data", "model", "base", "evaluation", "grading", "environment", *EVERY_STAGE)
 """What an experiment keeps although each stage that reads it has its own."""
 
 
@@ -58,20 +60,24 @@ class Layers:
 
     def _entry(self, path: KeyPath, number: int, siblings: set[str], preset: Callable[[Given], Given]) -> Entry:
         entry = _at(self.merged, path)
-        given = entry.value if isinstance(entry.value, dict) else {}
+        # A null takes back what a farther layer gives: the stage has the experiment's.
+        given = {key: value for key, value in _keys(entry).items() if value.value is not None or key in _MAY_LACK}
         origins: dict[KeyPath, str] = {(): entry.origin, ("kind",): entry.origin}
         values: dict[str, Value] = {"kind": path[-1]}
+        where = ".".join(path)
+        if not isinstance(kind_name := given["kind"].value if "kind" in given else path[-1], str):
+            raise ConfigError(f"{given['kind'].origin}: {where}.kind: must be the name of a kind of stage")
         for key, value in given.items():
             if key not in SECTIONS:
                 origins[key,] = value.origin
                 values[key] = value.flat(origins, (key,))
-        if values.get("inputs", {}) is None:  # taken back
-            del values["inputs"]
         inputs = values.get("inputs")
-        if number and isinstance(inputs, dict):
-            values["inputs"] = {key: f"{each}_{number}" if each in siblings else each for key, each in inputs.items()}
+        if isinstance(inputs, dict):
+            values["inputs"] = {
+                key: _of_round(each, number, siblings) for key, each in inputs.items() if each is not None
+            }
         try:
-            reads = sections_of(kind_of(str(values["kind"])))
+            reads = sections_of(kind_of(kind_name))
         except ValueError:  # which the validation says
             reads = SECTIONS
         own, method = {*given} & {*SECTIONS}, self.method
@@ -82,7 +88,13 @@ class Layers:
             )
         if "method" in given:
             method = preset(given["method"])
-            own |= {key for layer in (method, self.method) for key in layer.value or () if key in reads}  # type: ignore[union-attr]
+            if _keys(method) and not any(key in reads for key in _keys(method)):
+                name = flow_yaml(given["method"].flat({}))
+                raise ConfigError(
+                    f"{given['method'].origin}: {where}.method: {name} has nothing for a stage of kind {kind_name}; "
+                    "remove it"
+                )
+            own |= {key for layer in (method, self.method) for key in _keys(layer) if key in reads}
         if own:
             replaced = self.command_line[STAGES].is_list
             in_files = Given({}) if replaced else _sections(_at(self.files.over(self.chain), path))
@@ -99,6 +111,7 @@ def with_entries(
 ) -> tuple[dict[str, Value], dict[KeyPath, str]]:
     """An experiment's values and origins with these stages. A section that each stage which reads it has for itself is
     left out of the experiment: it need not be whole."""
+    entries = _with_those_of_sections(values, origins, entries)
     unused = {
         section
         for section in SECTIONS
@@ -106,7 +119,6 @@ def with_entries(
         and (readers := [entry for entry in entries.values() if section in entry.reads])
         and all(section in entry.values for entry in readers)
     }
-    entries = _with_those_of_sections(values, origins, entries)
     kept = {key: value for key, value in values.items() if key not in unused}
     where = {path: origin for path, origin in origins.items() if path[:1] != (STAGES,) or path == (STAGES,)}
     for name, entry in entries.items():
@@ -119,34 +131,43 @@ def _with_those_of_sections(
 ) -> dict[str, Entry]:
     """The stages `sample` and `difficulty` behind the base, where teachers or `difficulty` are given and no entry
     places them."""
-    kinds = {entry.values["kind"]: name for name, entry in entries.items()}
+    kinds = {str(entry.values["kind"]): name for name, entry in entries.items()}
     sample = values.get("sample")
     is_taught = isinstance(sample, dict) and bool(sample.get("teachers")) and bool({"sft", "rl"} & {*kinds})
     wanted = {"sample": is_taught, "difficulty": values.get("difficulty") is not None and "rl" in kinds}
-    names, after = list(entries), "base"
+    names, after = list(entries), kinds.get("base", "")
     for kind in (kind for kind, is_wanted in wanted.items() if is_wanted and after in names):
         if kind not in kinds:
+            if kind in names:
+                raise ConfigError(
+                    f"{origins.get((kind,), '')}: {kind}: adds a stage of that name, which another one has; rename that"
+                )
             names.insert(names.index(after) + 1, kind)
         after = kinds.get(kind, kind)
     places: tuple[KeyPath, ...] = (), ("kind",)
     added = {name: dict.fromkeys(places, origins.get((name,), "")) for name in names if name not in entries}
-    return {name: entries.get(name) or Entry({"kind": name}, added[name]) for name in names}
+    return {name: entries.get(name) or Entry({"kind": name}, added[name], sections_of(kind_of(name))) for name in names}
 
 
 def written_out(stages: Given) -> Iterator[tuple[str, KeyPath, int, set[str]]]:
     """Each stage: its name, the path of its entry, its round (0 outside of rounds) and the names in its group."""
     for name, entry in stages.value.items() if isinstance(stages.value, dict) else ():
         path = (STAGES, name)
-        if entry[STAGES].value is None and "repeat" not in (entry.value if isinstance(entry.value, dict) else {}):
+        if not isinstance(entry.value, dict):
+            raise ConfigError(
+                f"{entry.origin}: {'.'.join(path)}: must be a mapping of what is the stage's own, found "
+                f"{flow_yaml(entry.flat({}))}"
+            )
+        if entry[STAGES].value is None and "repeat" not in entry.value:
             yield name, path, 0, set()
             continue
         inner, times = entry[STAGES], entry["repeat"]
-        if unknown := [key for key in entry.value or () if key not in (STAGES, "repeat")]:  # type: ignore[union-attr]
+        if unknown := [key for key in entry.value if key not in (STAGES, "repeat")]:
             raise ConfigError(
                 f"{entry[unknown[0]].origin}: {'.'.join(path)}.{unknown[0]}: a group of stages has repeat and stages "
                 "alone; give it to the stages"
             )
-        if not inner.is_list or not isinstance(inner.value, dict):
+        if not inner.is_list or not isinstance(inner.value, dict) or not inner.value:
             raise ConfigError(f"{entry.origin}: {'.'.join(path)}.stages: must be a list of the stages to repeat")
         if not isinstance(times.value, int) or isinstance(times.value, bool) or not 1 <= times.value <= _MOST_ROUNDS:
             raise ConfigError(
@@ -154,6 +175,8 @@ def written_out(stages: Given) -> Iterator[tuple[str, KeyPath, int, set[str]]]:
                 f"{_MOST_ROUNDS}, found {flow_yaml(times.flat({}))}"
             )
         for within, each in inner.value.items():
+            if not isinstance(each.value, dict):
+                raise ConfigError(f"{each.origin}: {'.'.join(path)}.stages.{within}: must be a mapping")
             if each[STAGES].value is not None:
                 raise ConfigError(f"{each.origin}: {'.'.join(path)}.{within}: a group within a group; write it out")
         for number in range(1, times.value + 1):
@@ -167,6 +190,17 @@ def _at(value: Given, path: KeyPath) -> Given:
     return value
 
 
+def _keys(value: Given) -> dict[str, Given]:
+    return value.value if isinstance(value.value, dict) else {}
+
+
 def _sections(entry: Given) -> Given:
-    values = entry.value if isinstance(entry.value, dict) else {}
-    return Given({key: value for key, value in values.items() if key in SECTIONS}, entry.origin)
+    given = {key: value for key, value in _keys(entry).items() if value.value is not None or key in _MAY_LACK}
+    return Given({key: value for key, value in given.items() if key in SECTIONS}, entry.origin)
+
+
+def _of_round(source: Value, number: int, siblings: set[str]) -> Value:
+    """The stages that an input names: one of the same group is that of the same round."""
+    if isinstance(source, list):
+        return [_of_round(each, number, siblings) for each in source]
+    return f"{source}_{number}" if number and isinstance(source, str) and source in siblings else source

@@ -147,7 +147,8 @@ def _element(elements: Given, key: str, part: Given, path: KeyPath) -> tuple[str
         if isinstance(part.value, dict) and not isinstance(known[key].value, dict):
             raise ConfigError(f"{where}.{key} is {known[key].value!r}, which has no keys")
         return key, part
-    if isinstance(part.value, dict) and not key.isdecimal() and all(each["name"].origin for each in known.values()):
+    is_new = isinstance(part.value, dict) and not key.isdecimal() and not elements.keeps_names
+    if is_new and isinstance(part.value, dict) and all(each["name"].origin for each in known.values()):
         fields = [each.value for each in known.values() if isinstance(each.value, dict)]
         shared = [field for field in (fields[0] if fields else ()) if all(field in each for each in fields)]
         missing = [field for field in shared if field not in (*part.value, "name")]

@@ -132,13 +132,22 @@ def _resolved(path: Path | str | Mapping[str, Value], overrides: Sequence[str], 
     layers = Layers(command_line, own, method, chain)
     values, origins = layers.merged.plain()
     _resolve_files(values, origins, default_where=str(file))
-    if command_line[STAGES].is_list or own[STAGES].is_list:  # in place of those of the chain
-        values.pop("chain", None)
     if layers.merged[STAGES].is_list:
         entries = layers.entries(lambda name: _preset("methods", str(name.flat({})), file, name.origin))
         for entry in entries.values():
             _resolve_files(entry.values, entry.origins, default_where=str(file))
         _refuse_misplaced(values, origins, entries)
+        if not (command_line["stages"].value is None and own["stages"].value is None):
+            of_chain = Layers(Given({}), Given({}), Given({}), chain).entries(lambda name: Given({}))
+            added = {"sample", "difficulty"} - of_chain.keys()  # by their sections
+            if list(of_chain) != [name for name in entries if name not in added]:  # in place of those of the chain
+                values.pop("chain", None)
+        methods = [entry.values.get("method") for entry in entries.values() if entry.values["kind"] in ("sft", "rl")]
+        if command_line["method"].value is not None and methods and all(methods):
+            raise ConfigError(
+                f"{command_line['method'].origin}: method: {values['method']} has no effect, since each stage that "
+                "learns has its own; give stages.NAME.method"
+            )
         values, origins = with_entries(values, origins, entries)
     elif STAGES in values:
         where = layers.merged[STAGES].origin

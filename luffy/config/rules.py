@@ -21,14 +21,14 @@ if TYPE_CHECKING:
     from luffy.config.experiment import ExperimentConfig
 
 
-_SECTION = re.compile(rf"(?:{'|'.join(SECTIONS)})\b[.:]?")
+_SECTION = re.compile(rf"(?:{'|'.join(SECTIONS)})\b[.:]")
 
 
 def broken_rules(config: "ExperimentConfig") -> Iterator[str]:
     """What is wrong with the chain and between the sections, as each of the stages sees them."""
     yield from broken_chain(config)
-    if "difficulty" in config.kinds and "rl" not in config.kinds:
-        yield "stages: difficulty has no effect without rl, the only stage that reads its prompts"
+    if "difficulty" in config.kinds and "rl" not in config.kinds[config.kinds.index("difficulty") :]:
+        yield "stages: difficulty has no effect without rl after it, the only stage that reads its prompts"
     for view in views_of(config):
         for complaint in _of_view(view.config, view.kinds):
             where = f"stages.{view.name}{'.' if _SECTION.match(complaint) else ': '}" if view.name else ""
@@ -39,7 +39,7 @@ def _of_view(config: "ExperimentConfig", kinds: frozenset[str]) -> Iterator[str]
     """What is wrong between the sections for stages of these kinds."""
     yield from _of_sections(config, kinds)
     objective, rl = (config.objective, config.rl) if "rl" in kinds else (None, None)
-    yield from _of_teachers(config, rl)
+    yield from _of_teachers(config, kinds, rl)
     if objective is not None and config.data.rl == "complement":
         if "difficulty" in config.kinds:
             yield "data.rl: complement has prompts that the stage difficulty does not measure; remove one of the two"
@@ -80,11 +80,12 @@ def _of_sections(config: "ExperimentConfig", kinds: frozenset[str]) -> Iterator[
                 yield f"{section}: missing; stage {stage} needs it{preset}"
 
 
-def _of_teachers(config: "ExperimentConfig", rl: RLConfig | None) -> Iterator[str]:
+def _of_teachers(config: "ExperimentConfig", kinds: frozenset[str], rl: RLConfig | None) -> Iterator[str]:
     """Teachers that are endpoints have URLs, and those of `sample` prompts that suit them."""
     teachers = config.sample.teachers if config.sample is not None else {}
     served = [name for name, teacher in teachers.items() if teacher.endpoint is not None]
-    if unknown := [name for name in config.execution.teachers if name not in served]:
+    is_here = "sample" in kinds or "sample" not in config.kinds
+    if unknown := [name for name in config.execution.teachers if name not in served and is_here]:
         yield (
             f"execution.teachers: {unknown[0]} is no teacher with an endpoint in sample.teachers; there are: "
             f"{', '.join(served) or 'none'}"
@@ -362,7 +363,8 @@ def _of_engines(config: "ExperimentConfig", kinds: frozenset[str], rl: RLConfig 
         )
     if asks_servers and evaluation is not None and not config.execution.server.urls:
         yield "execution.server.urls: missing; evaluation.engine: openai needs at least one server"
-    if config.execution.server.urls and not asks_servers:
+    is_here = "evaluate" in kinds or "evaluate" not in config.kinds
+    if config.execution.server.urls and not asks_servers and is_here:
         yield "execution.server.urls has no effect without evaluation.engine: openai"
     by_vllm: dict[str, float] = {}
     if rl is not None and (config.cluster == "ray" or rl.engine != "cluster"):

@@ -27,6 +27,8 @@ class StageNode:
     settings: StageSettings
     config: ExperimentConfig
     """The experiment as this stage sees it."""
+    entry: str = ""
+    """The name of its entry in the chain."""
 
     @property
     def kind(self) -> StageKind:
@@ -45,21 +47,21 @@ def build_graph(config: ExperimentConfig, sweep_steps: tuple[int, ...] = ()) -> 
         nodes.append(_node(instance, settings))
     if sweep_steps:
         rl = [node for node in nodes if node.stage == "rl"][-1]
-        data = next(node.name for node in nodes if "data" in node.kind.provides)
+        data = [node.name for node in nodes if "data" in node.kind.provides][-1]
         sweep = SweepSettings(protocol=evaluate_settings(config), steps=sweep_steps)
         nodes.append(StageNode("sweep", "sweep", {"data": data, "model": rl.name}, sweep, config))
     return tuple(nodes)
 
 
 def _node(instance: StageInstance, settings: StageSettings) -> StageNode:
-    return StageNode(instance.name, instance.kind.name, instance.inputs, settings, instance.config)
+    return StageNode(instance.name, instance.kind.name, instance.inputs, settings, instance.config, instance.entry)
 
 
 def select_nodes(nodes: Sequence[StageNode], names: Iterable[str], option: str) -> frozenset[str]:
     """The names of the nodes that `names` mean: nodes themselves, or all of a kind. UserError naming `option`."""
     found: set[str] = set()
     for name in names:
-        meant = {node.name for node in nodes if name in (node.name, node.stage)}
+        meant = {node.name for node in nodes if name in (node.name, node.stage, node.entry)}
         if not meant:
             there = ", ".join(node.name for node in nodes)
             raise UserError(f"{option} {name}: this chain has no such stage; it has {there}")

@@ -12,7 +12,7 @@ from statistics import fmean
 
 from luffy.config import ExperimentConfig
 from luffy.config.data import HubSource
-from luffy.config.evaluation import VALIDATION, DecodingConfig
+from luffy.config.evaluation import VALIDATION, DecodingConfig, EvaluationConfig
 from luffy.config.yaml_source import dump_yaml
 from luffy.data.answer_cards import DifficultyCard, SampleCard, TaughtCard, read_card
 from luffy.environments.transcript import turns_of
@@ -71,6 +71,8 @@ class FinishedChain:
     """By node, in the order of the chain."""
     metrics: dict[str, list[MetricRow]]
     """Training curves by node, those that exist."""
+    protocols: tuple[EvaluationConfig, ...]
+    """How the stages of the chain that evaluate do it, each once."""
     rl: Mapping[str, ExperimentConfig]
     """The experiment as each stage of RL sees it, by node."""
     samples: tuple[tuple[int, SampleRollout], ...]
@@ -94,7 +96,7 @@ class FinishedChain:
     @property
     def decodings(self) -> Mapping[str, DecodingConfig]:
         """Evaluated decodings; the first makes the headline."""
-        return self.config.evaluation.decodings if self.config.evaluation else {}
+        return {name: found for each in self.protocols for name, found in each.decodings.items()}
 
     @property
     def transitions(self) -> list[tuple[CheckpointScores, CheckpointScores]]:
@@ -137,6 +139,13 @@ def read_chain(config: ExperimentConfig, inputs: Mapping[str, Path]) -> Finished
         config=config,
         manifests={manifest.node: manifest for manifest in manifests},
         metrics={name: rows for name, rows in curves.items() if rows},
+        protocols=tuple(
+            {
+                id(node.config): node.config.evaluation
+                for node in nodes
+                if node.config.evaluation is not None and node.stage == "evaluate" and node.name in stages
+            }.values()
+        ),
         rl={node.name: node.config for node in nodes if node.stage == "rl"},
         samples=tuple(sample for name in sampled for sample in read_samples(stages[name] / SAMPLES_FILE)),
         responses=() if sampled else tuple(_responses(stages[evaluations[-1]])),

@@ -110,7 +110,7 @@ def candidates_of_arms(design: SweepDesign, path: Path, origins: Mapping[KeyPath
 def _refuse_fixed(overrides: Iterable[str], fixed: Sequence[str], where: str, what: str) -> None:
     """What belongs to the comparison cannot be an arm's own, in whole or in part."""
     for given in (text.partition("=")[0] for text in overrides):
-        key = _of_stages(given)
+        key = of_stages(given)
         hit = next((name for name in fixed if f"{key}.".startswith(f"{name}.") or f"{name}.".startswith(f"{key}.")), "")
         if hit and key not in ("sample", "sft", "rl"):
             reason = _REASONS.get(hit, "it must be the same in all arms; override it for all of them")
@@ -119,7 +119,7 @@ def _refuse_fixed(overrides: Iterable[str], fixed: Sequence[str], where: str, wh
             raise ConfigError(f"{where}: {what}: give the fields of {given} one by one ({given}.FIELD=VALUE)")
 
 
-def _of_stages(key: str) -> str:
+def of_stages(key: str) -> str:
     """The field that an override of one stage changes: `rl.steps` for `stages.opd.rl.steps`."""
     parts = key.split(".")
     while parts[0] == "stages" and len(parts) > 2:
@@ -213,25 +213,29 @@ def _length_of_last(arm: _ArmPlan, budget: int, config: ExperimentConfig) -> lis
     ]
 
 
-def _last_rl(config: ExperimentConfig) -> ExperimentConfig | None:
-    """The experiment as its last stage of RL sees it."""
-    names = [name for name, entry in config.stages.items() if entry.kind == "rl"]
-    return config.seen_by(names[-1]) if names else None
-
-
 def _check_equal(loaded: Mapping[str, ExperimentConfig], arms: Mapping[str, _ArmPlan]) -> None:
     """Refuse arms that differ in what must be equal, wherever the difference comes from."""
-    seen = {name: found for name, config in loaded.items() if (found := _last_rl(config)) is not None}
+    seen = [
+        (name, config.seen_by(stage))
+        for name, config in loaded.items()
+        for stage, entry in config.stages.items()
+        if entry.kind == "rl"
+    ]
     for field in _EQUAL:
-        values = {name: attrgetter(field)(config) for name, config in seen.items()}
+        values = [(name, attrgetter(field)(config)) for name, config in seen]
         if field == "rl.prompts_per_update":  # None: those of a step
-            values = {name: value or attrgetter("rl.prompts_per_step")(seen[name]) for name, value in values.items()}
-        for name, value in values.items():
-            first, expected = next(iter(values.items()))
+            steps = [attrgetter("rl.prompts_per_step")(config) for _, config in seen]
+            values = [(name, value or step) for (name, value), step in zip(values, steps, strict=True)]
+        for name, value in values:
+            first, expected = values[0]
             if value != expected:
                 arms[name].refuse(
                     f"{field} is {value}, and that of arm {first} {expected}: an RL step must take the same"
                 )
+    for name, config in loaded.items():
+        for stage, entry in config.stages.items():
+            if shared := next((own for own in entry.own if own in ("seed", *_SHARED)), None):
+                arms[name].refuse(f"stages.{stage}.{shared}: {_REASONS[shared]}")
     first = next(iter(loaded))
     for section in ("seed", "cluster", *_SHARED[:-1]):
         for name, config in loaded.items():
@@ -268,8 +272,10 @@ def learning(config: ExperimentConfig) -> list[StageInstance]:
 def made_as(config: ExperimentConfig) -> str:
     """A key that is equal for experiments whose last policy, and its evaluation, are the same."""
     wanted = {"prepare_data", "base", *(each.name for each in learning(config))}
-    made = _settings_of(each for each in instances_of(config) if each.name in wanted)
-    return f"{made}\n{evaluate_settings(config).model_dump_json(context=OF_ONE_MACHINE)}"
+    instances = instances_of(config)
+    made = _settings_of(each for each in instances if each.name in wanted)
+    how = [settings_of(each) for each in instances if each.kind.name == "evaluate"][-1:] or [evaluate_settings(config)]
+    return f"{made}\n{how[0].model_dump_json(context=OF_ONE_MACHINE)}"
 
 
 def _settings_of(stages: Iterable[StageInstance]) -> str:

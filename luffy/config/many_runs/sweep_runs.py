@@ -26,7 +26,15 @@ from luffy.config.evaluation import VALIDATION, EvaluationConfig
 from luffy.config.experiment import ExperimentConfig
 from luffy.config.fields import explain
 from luffy.config.load import FileKind, file_kind, load_experiment, parse_overrides, read_overridden, refuse_other_kind
-from luffy.config.many_runs.arms import SEEDED, SHARED_NODES, Candidate, candidates_of_arms, learning, made_as
+from luffy.config.many_runs.arms import (
+    SEEDED,
+    SHARED_NODES,
+    Candidate,
+    candidates_of_arms,
+    learning,
+    made_as,
+    of_stages,
+)
 from luffy.config.many_runs.sweep_design import CENTRE, GridPoint, SelectConfig, SweepDesign, grid_points
 from luffy.config.shipped import experiment_file, named_file
 from luffy.config.strict import StrictModel
@@ -290,7 +298,7 @@ def _points_of_grid(design: SweepDesign, path: Path, origins: Mapping[KeyPath, s
     for key in design.grid or ():
         if key in ("name", "stages"):
             raise ConfigError(f"{where}: grid: {key} cannot be tried; give chain or method, or another key")
-        if key in SEEDED:
+        if of_stages(key) in SEEDED or (key != "seed" and of_stages(key) == "seed"):
             raise ConfigError(f"{where}: grid: {key} cannot be tried: every point runs with all of seeds")
     found = dict[str, Candidate]()
     for point in grid_points(design.grid):

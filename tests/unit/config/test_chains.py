@@ -192,6 +192,27 @@ def test_a_record_names_a_module_which_is_not_imported_when_it_is_read(tmp_path,
         load_experiment("smoke", ["stages=[prepare_data, base, {x: {kind: 'theirs:KIND'}}]"])
 
 
+def test_a_section_that_one_stage_has_for_itself_stays_that_of_the_experiment_where_others_need_it(chain, loaded):
+    """The base's, what added stages read, the protocol of the report, and what a null takes back."""
+    assert chain("method: on_policy\n", "stages.base.base.steps=40")["base"].settings.base.steps == 40
+    measured = "method: on_policy\ndifficulty: {num_samples: 4, max_pass_rate: 0.5}\n"
+    own = "stages: [prepare_data, {start: {kind: base}}, {a: {kind: rl, rl: {steps: 3}}}, evaluate, report]\n"
+    nodes = chain(measured + own)
+    assert (nodes["difficulty"].inputs["model"], nodes["a"].inputs["data"]) == ("start", "difficulty")
+    assert loaded("stages: [prepare_data, base, {evaluate: {evaluation: {max_response_tokens: 16}}}]").evaluation
+    within = "{r: {repeat: 2, stages: [sft, {evaluate: {inputs: {model: [base, sft]}}}]}}"
+    assert "evaluate_evaluate_2_sft_2" in chain(f"stages: [prepare_data, base, {within}]")
+    nothing = "{method: null, execution: null, seed: null, inputs: {model: null}, options: null, sft: null}"
+    plain = chain("stages: [prepare_data, base, sft]")["sft"]
+    assert chain(f"stages: [prepare_data, base, {{sft: {nothing}}}]")["sft"].settings == plain.settings
+
+
+def test_the_printed_configuration_of_a_chain_preset_keeps_its_name(tmp_path):
+    (tmp_path / "smoke.yaml").write_text("\n".join(resolved_lines(resolve_experiment("smoke"))))
+    assert load_experiment(tmp_path / "smoke.yaml") == load_experiment("smoke")
+    assert load_experiment("smoke", ["stages=[prepare_data, base, rl]"]).chain is None
+
+
 BASE = "stages=[prepare_data, base"
 REFUSED = {
     "stages.sft.kind: must be": f"{BASE}, {{sft: {{kind: sfd}}}}]",
@@ -204,7 +225,7 @@ REFUSED = {
     "stages.sft.inputs.modle: no such input .. did you mean 'model'": f"{BASE}, {{sft: {{inputs: {{modle: base}}}}}}]",
     "stages.rl.inputs.model: must be the name of one": f"{BASE}, {{rl: {{method: luffy, inputs: {{model: [base]}}}}}}]",
     "stages.opd.sft: a stage of kind rl does not read it": f"{BASE}, {{opd: {{kind: rl, sft: {{steps: 3}}}}}}]",
-    "stages.evaluate.method: has no effect": f"{BASE}, {{evaluate: {{method: luffy}}}}]",
+    "stages.evaluate.method: luffy has nothing for a stage": f"{BASE}, {{evaluate: {{method: luffy}}}}]",
     "stages.sft.options: are for kinds of your own": f"{BASE}, {{sft: {{options: {{a: 1}}}}}}]",
     "stages.sft.rll: unknown key .. rl": f"{BASE}, {{sft: {{rll: 1}}}}]",
     "opd: unknown key; did you mean stages.opd.rl.steps?": "opd.rl.steps=5",
@@ -220,6 +241,19 @@ REFUSED = {
     "stages.r.steps: a group of stages has repeat": f"{BASE}, {{r: {{repeat: 2, steps: 1, stages: [sft]}}}}]",
     "stages.r.stages: must be a list": f"{BASE}, {{r: {{repeat: 2, stages: sft}}}}]",
     "stages.r.s: a group within a group": f"{BASE}, {{r: {{repeat: 2, stages: [{{s: {{stages: [sft]}}}}]}}}}]",
+    "stages.x.kind: must be the name of a kind": f"{BASE}, {{x: {{kind: [rl]}}}}]",
+    "sweep is no stage of a chain": f"{BASE}, sweep]",
+    "stages.opd: must be a mapping of what is the stage's own, found foo": "stages.opd=foo",
+    "stages.sft.method: on_policy has nothing for a stage of kind sft": f"{BASE}, {{sft: {{method: on_policy}}}}]",
+    "method: luffy has no effect .. stages.NAME.method": "method=luffy",
+    "stages.evaluate.inputs.model: names no stage": f"{BASE}, {{evaluate: {{inputs: {{model: []}}}}}}]",
+    "stages.r.stages: must be a list of the stages": f"{BASE}, {{r: {{repeat: 2, stages: []}}}}]",
+    "stages.report.seed: has no effect": f"{BASE}, evaluate, {{report: {{seed: 5}}}}]",
+    "stages.grpo.seed: has no effect beside rl.seed": "stages.grpo={seed: 5, rl: {seed: 3}}",
+    "stages.grpo.model.architecture: has no effect": "stages.grpo.model.architecture.num_layers=4",
+    "difficulty has no effect without rl after it": (
+        f"{BASE}, {{rl: {{method: luffy}}}}, {{difficulty: {{difficulty: {{num_samples: 2}}}}}}, evaluate]"
+    ),
     "nowhere:KIND cannot be imported .. PYTHONPATH": f"{BASE}, {{x: {{kind: 'nowhere:KIND'}}}}]",
     "json:dumps is no StageKind": f"{BASE}, {{x: {{kind: 'json:dumps'}}}}]",
 }

@@ -156,6 +156,14 @@ def test_in_a_chain_of_stages_of_their_own_the_last_makes_what_the_others_leave_
         assert {warm.sft.seed, first.rl.seed, last.rl.seed} == {run.seed}
     with refused("arms.warmed: budget.optimizer_steps 6 leaves 0 to rl", error=ConfigError):
         checked(load((HEAD + STEPS + CHAINED).replace("12}", "6}")))
+    for old, own, named in (
+        ("- evaluate", "- evaluate: {evaluation: {max_response_tokens: 16}}", "stages.evaluate.evaluation: all arms"),
+        ("{steps: 2}", "{steps: 2, temperature: 0.5}", "rl.temperature is 0.5"),
+        ("method: luffy", "method: luffy, seed: 3", "stages.first.seed: the comparison's seeds"),
+    ):
+        (tmp_path / "warmed.yaml").write_text(WARMED.replace(old, own))
+        with refused("arms.warmed", named, error=ConfigError):
+            checked(load(HEAD + STEPS + CHAINED))
     (tmp_path / "warmed.yaml").write_text(WARMED.replace("epochs: null, steps: 2", "epochs: 1"))
     with refused("arms.warmed: stages.warm.sft.steps: missing", error=ConfigError):
         checked(load(HEAD + STEPS + CHAINED))
