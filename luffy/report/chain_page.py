@@ -12,7 +12,7 @@ from statistics import fmean
 
 from luffy.config import ExperimentConfig
 from luffy.config.data import HubSource
-from luffy.config.evaluation import VALIDATION, DecodingConfig, EvaluationConfig
+from luffy.config.evaluation import VALIDATION, DecodingConfig
 from luffy.config.yaml_source import dump_yaml
 from luffy.data.answer_cards import DifficultyCard, SampleCard, TaughtCard, read_card
 from luffy.environments.transcript import turns_of
@@ -71,8 +71,8 @@ class FinishedChain:
     """By node, in the order of the chain."""
     metrics: dict[str, list[MetricRow]]
     """Training curves by node, those that exist."""
-    protocols: tuple[EvaluationConfig, ...]
-    """How the stages of the chain that evaluate do it, each once."""
+    decodings: Mapping[str, DecodingConfig]
+    """Evaluated decodings; the first makes the headline."""
     rl: Mapping[str, ExperimentConfig]
     """The experiment as each stage of RL sees it, by node."""
     samples: tuple[tuple[int, SampleRollout], ...]
@@ -92,11 +92,6 @@ class FinishedChain:
         """Evaluated suites in the order of the configuration, the held-out training prompts last."""
         evaluated = {row.suite for evaluation in self.evaluations for row in evaluation.results.rows}
         return [name for name in dict.fromkeys((*self.config.data.suites, VALIDATION)) if name in evaluated]
-
-    @property
-    def decodings(self) -> Mapping[str, DecodingConfig]:
-        """Evaluated decodings; the first makes the headline."""
-        return {name: found for each in self.protocols for name, found in each.decodings.items()}
 
     @property
     def transitions(self) -> list[tuple[CheckpointScores, CheckpointScores]]:
@@ -139,13 +134,12 @@ def read_chain(config: ExperimentConfig, inputs: Mapping[str, Path]) -> Finished
         config=config,
         manifests={manifest.node: manifest for manifest in manifests},
         metrics={name: rows for name, rows in curves.items() if rows},
-        protocols=tuple(
-            {
-                id(node.config): node.config.evaluation
-                for node in nodes
-                if node.config.evaluation is not None and node.stage == "evaluate" and node.name in stages
-            }.values()
-        ),
+        decodings={
+            name: decoding
+            for node in nodes
+            if node.stage == "evaluate" and node.name in stages and node.config.evaluation is not None
+            for name, decoding in node.config.evaluation.decodings.items()
+        },
         rl={node.name: node.config for node in nodes if node.stage == "rl"},
         samples=tuple(sample for name in sampled for sample in read_samples(stages[name] / SAMPLES_FILE)),
         responses=() if sampled else tuple(_responses(stages[evaluations[-1]])),
@@ -266,7 +260,8 @@ def difference_table(chain: FinishedChain, decoding: str) -> Table:
 
 def _opening(chain: FinishedChain, confidence: str) -> Section:
     """The headline numbers, and a paragraph: what was done and what came out."""
-    suite, decoding = chain.suites[0], next(iter(chain.decodings))
+    cells = ((suite, decoding) for decoding in chain.decodings for suite in chain.suites)
+    suite, decoding = next(cell for cell in cells if chain.scored(cell))
     scored = chain.scored((suite, decoding))
     values = [(one, accuracy(one.row.estimate)) for one in scored]
     way = ", ".join(f"{one.name} {cell.text}{NBSP}% {cell.details[0]}" for one, cell in values)
