@@ -197,10 +197,7 @@ def broken_chain(config: "ExperimentConfig") -> Iterator[str]:
         if entry.seed is not None and (kind.reads_all or getattr(section, "seed", None) is not None):
             why = "" if kind.reads_all else f" beside {kind.name}.seed"
             yield f"{where}.seed: has no effect{why}; remove one of them"
-        if entry.model is not None and kind.name not in ("prepare_data", "base"):
-            own = [each for each in ModelConfig.model_fields if each not in ("dtype", "lora")]
-            if changed := [each for each in own if getattr(entry.model, each) != getattr(config.model, each)]:
-                yield f"{where}.model.{changed[0]}: has no effect on {kind.name}, which takes the policy it is given"
+        yield from _unused_parts(where, entry, kind, config)
         if name in _INPUTS:
             yield f"{where}: {name} is the name of an input; give the stage another one"
         yield from _broken_inputs(where, entry, roles, before)
@@ -209,6 +206,16 @@ def broken_chain(config: "ExperimentConfig") -> Iterator[str]:
             if instance.name in made:
                 yield f"stages: {instance.name} is there twice; give {name} another name"
             before.append(instance)
+
+
+def _unused_parts(where: str, entry: StageEntry, kind: StageKind, config: "ExperimentConfig") -> Iterator[str]:
+    """Fields of a stage's own `model` or `data` that it does not use: the policy and the prompts are its inputs."""
+    used = {"model": ("dtype", "lora")} | ({"data": ("rl",)} if kind.name == "rl" else {})
+    for section, fields in used.items() if kind.name not in ("prepare_data", "base") and not kind.origin else ():
+        own, shared = getattr(entry, section), getattr(config, section)
+        names = [name for name in type(shared).model_fields if own is not None and name not in fields]
+        if changed := next((name for name in names if getattr(own, name) != getattr(shared, name)), None):
+            yield f"{where}.{section}.{changed}: has no effect on {kind.name}, which takes its inputs; remove it"
 
 
 def _broken_inputs(

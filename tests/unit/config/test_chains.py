@@ -251,6 +251,7 @@ REFUSED = {
     "stages.report.seed: has no effect": f"{BASE}, evaluate, {{report: {{seed: 5}}}}]",
     "stages.grpo.seed: has no effect beside rl.seed": "stages.grpo={seed: 5, rl: {seed: 3}}",
     "stages.grpo.model.architecture: has no effect": "stages.grpo.model.architecture.num_layers=4",
+    "stages.grpo.data.max_prompt_tokens: has no effect": "stages.grpo.data.max_prompt_tokens=40",
     "difficulty has no effect without rl after it": (
         f"{BASE}, {{rl: {{method: luffy}}}}, {{difficulty: {{difficulty: {{num_samples: 2}}}}}}, evaluate]"
     ),
