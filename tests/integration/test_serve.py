@@ -47,8 +47,8 @@ def test_a_deployment_runs_from_another_terminal_and_shows_what_it_does(served, 
     result, run = first
     assert result.returncode == 0, result.stdout + result.stderr
     found = served.ask(f"flow_runs/{run}")
-    assert found["name"].startswith("smoke sft_then_luffy stages=")  # without RL there is no method
-    assert {"experiment:smoke", "chain:sft_then_luffy"} <= set(found["tags"])
+    assert found["name"].startswith("smoke stages=")  # without RL there is no method, and the list is no known chain
+    assert "experiment:smoke" in found["tags"] and not any(tag.startswith("chain:") for tag in found["tags"])
     shown = served.artifacts(run)
     assert [one["data"] for one in shown if one["type"] == "progress"] == [100, 100]
     pages = {one["key"]: one["data"] for one in shown if one["type"] != "progress"}
