@@ -30,11 +30,13 @@ if TYPE_CHECKING:
 
 
 def by_name(stages: object) -> object:
-    """A list of entries, of which `rl` stands for `rl: {kind: rl}`, by their names."""
-    if not isinstance(stages, list | tuple):
+    """A recorded list of entries, of which `rl` stands for `rl: {kind: rl}`, by their names; anything else as it is."""
+    if not isinstance(stages, list):
         return stages
-    entries = [({each: {}} if isinstance(each, str) else each) for each in stages]
-    return {name: {"kind": name, **(own or {})} for each in entries for name, own in each.items()}
+    entries = [{each: {}} if isinstance(each, str) else each for each in stages]
+    if not all(isinstance(each, dict) and all(isinstance(own, dict) for own in each.values()) for each in entries):
+        return stages  # no version has written that
+    return {name: {"kind": name, **own} for each in entries for name, own in each.items()}
 
 
 _NO_SECTIONS = {"kind", "inputs", "method", "options"}

@@ -44,10 +44,7 @@ class Layers:
 
     @property
     def merged(self) -> Given:
-        return self._with(self.method)
-
-    def _with(self, method: Given) -> Given:
-        return self.command_line.over(self.files.over(method.over(self.chain)))
+        return self.command_line.over(self.files.over(self.method.over(self.chain)))
 
     def entries(self, preset: Callable[[Given], Given]) -> dict[str, Entry]:
         """The stages by name; `preset`: the method preset that an entry names."""

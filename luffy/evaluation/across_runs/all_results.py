@@ -332,7 +332,12 @@ def _named(results: Sequence[Result], uses: Mapping[str, Sequence[tuple[RunRecor
         _, *trained = providing("policy", kinds) or [""]
         checkpoint = (trained or ["rl"])[-1] if node == "sweep" else node.removeprefix("evaluate_")
         if trained[-1:] == [checkpoint]:
-            method = str(config.get("method") or ("own objective" if config.get("objective") else ""))
+            own = stages[checkpoint] if isinstance(stages, dict) else {}
+            method = str(
+                own.get("method")
+                or config.get("method")
+                or ("own objective" if own.get("objective") or config.get("objective") else "")
+            )
     if checkpoint == "rl" and step is None:
         step = cast("int | None", _section(config, "rl").get("steps"))
     shown = (checkpoint == "base" and model_name(_section(config, "model"))) or checkpoint_name(checkpoint)

@@ -148,31 +148,37 @@ def arm_results(name: str, point: GridPoint, outcomes: Mapping[int, RunOutcome])
 
 def read_run(run: SweepRun, stages: Mapping[str, Path]) -> RunResult:
     """A finished run, whose stages lie in the directories `stages`; raises LuffyError where a file is missing."""
-    # The policy samples in numbered rounds; what teachers write is no cost of the run's.
-    kinds = {name: _kind(path) for name, path in stages.items()}
-    trained = {name: path for name, path in stages.items() if kinds[name] in _COSTLY and name != "sample"}
-    spent = [_costs(kinds[name], directory) for name, directory in trained.items()]
+    kinds = {name: directory.parent.name for name, directory in stages.items()}
+    trained = {
+        name: directory
+        for name, directory in stages.items()
+        if kinds[name] in _COSTLY and not (kinds[name] == "sample" and _is_taught(directory))
+    }
+    spent = {name: _costs(kinds[name], directory) for name, directory in trained.items()}
     logged = {
         name: read_metrics(directory / METRICS_FILE) for name, directory in trained.items() if kinds[name] != "sample"
     }
-    before = [row for name, rows in logged.items() if kinds[name] == "sft" for row in training_rows(rows)]
-    rl = training_rows(next((rows for name, rows in logged.items() if kinds[name] == "rl"), []))
-    # The rewards of RL begin after the steps, rows and seconds of the stages before it.
-    steps, num_rows = float(len(before)), sum(row.get(_ROWS, 0.0) for row in before)
-    seconds, curve = total_costs(spent[:-1]).seconds or 0.0, list[CurvePoint]()
-    for row in rl:
-        steps, num_rows = steps + row.get(_OPTIMIZER_STEPS, 0.0), num_rows + row.get(_ROWS, 0.0)
-        seconds += row.get(_SECONDS, 0.0)
-        if _REWARD in row:
-            curve.append(CurvePoint(row[_REWARD], steps, num_rows, seconds))
+    # The rewards of a stage of RL begin after the steps, rows and seconds of the stages before it.
+    steps, num_rows, seconds, curve = 0.0, 0.0, 0.0, list[CurvePoint]()
+    for name, costs in spent.items():
+        rows = training_rows(logged.get(name, []))
+        if kinds[name] != "rl":
+            steps, seconds = steps + len(rows), seconds + (costs.seconds or 0.0)
+            num_rows += sum(row.get(_ROWS, 0.0) for row in rows)
+            continue
+        for row in rows:
+            steps, num_rows = steps + row.get(_OPTIMIZER_STEPS, 0.0), num_rows + row.get(_ROWS, 0.0)
+            seconds += row.get(_SECONDS, 0.0)
+            if _REWARD in row:
+                curve.append(CurvePoint(row[_REWARD], steps, num_rows, seconds))
     held_out, scores = held_out_curves(list(logged.values())), read_scores(stages[f"evaluate_{run.last}"])
-    return RunResult(run.seed, scores, total_costs(spent), tuple(curve), held_out, trained)
+    return RunResult(run.seed, scores, total_costs(spent.values()), tuple(curve), held_out, trained)
 
 
 def costs_together(runs: Collection[RunResult]) -> Costs:
     """What several runs have spent together; a stage that they share is counted once."""
     stages = {directory for run in runs for directory in run.trained.values()}
-    return total_costs([_costs(_kind(directory), directory) for directory in sorted(stages)])
+    return total_costs([_costs(directory.parent.name, directory) for directory in sorted(stages)])
 
 
 def total_costs(spent: Collection[Costs]) -> Costs:
@@ -187,9 +193,10 @@ def _combined(spent: Collection[Costs], combine: Callable[[list[float]], float])
     return Costs(**{name: None if None in values else combine(values) for name, values in known.items()})
 
 
-def _kind(directory: Path) -> str:
-    """The kind of the stage whose result lies there."""
-    return directory.parent.name
+def _is_taught(sampled: Path) -> bool:
+    """Whether teachers wrote the answers of a finished stage, which are no cost of a run's."""
+    section = finished_manifest(sampled).settings["sample"]
+    return isinstance(section, dict) and bool(section["teachers"])
 
 
 def _costs(kind: str, directory: Path) -> Costs:

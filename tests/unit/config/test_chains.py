@@ -181,6 +181,12 @@ def test_each_stage_that_learns_is_explained(tmp_path):
     assert "Teacher" in titles["opd"] and "Teacher" not in titles["grpo"]
 
 
+@pytest.mark.parametrize("stages", [5, [5], [{"rl": 5}], [["rl"]], {"rl": None}, ["nothing"]])
+def test_a_record_that_is_none_is_refused_as_such(stages):
+    with pytest.raises(ValidationError):
+        ExperimentConfig.read({**load_experiment("smoke").model_dump(mode="json"), "stages": stages})
+
+
 def test_a_record_names_a_module_which_is_not_imported_when_it_is_read(tmp_path, monkeypatch):
     (tmp_path / "theirs.py").write_text("raise SystemExit('their code has run')")
     monkeypatch.chdir(tmp_path)

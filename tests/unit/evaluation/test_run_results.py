@@ -52,6 +52,11 @@ def test_costs_and_curves_count_the_cold_start(stages):
     assert (last.steps, last.samples, last.seconds) == (1 + 4, 20.0, 6.0)
 
 
+def test_the_curve_of_a_second_rl_goes_on_where_the_first_ended(stages):
+    one, two = read(stages(sft=SFT_ROWS, rl=RL_ROWS)), read(stages(sft_2=SFT_ROWS, rl_2=RL_ROWS[:1], rl_3=RL_ROWS[1:]))
+    assert (two.costs, two.curve) == (one.costs, one.curve)
+
+
 def test_a_cost_that_a_step_does_not_know_is_not_guessed(stages):
     assert read(stages(rl=[RL_ROWS[0], {"reward/mean": 1.0}])).costs.generated_tokens is None
 
