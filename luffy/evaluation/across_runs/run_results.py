@@ -195,8 +195,8 @@ def _combined(spent: Collection[Costs], combine: Callable[[list[float]], float])
 
 def _is_taught(sampled: Path) -> bool:
     """Whether teachers wrote the answers of a finished stage, which are no cost of a run's."""
-    section = finished_manifest(sampled).settings["sample"]
-    return isinstance(section, dict) and bool(section["teachers"])
+    section = finished_manifest(sampled).settings.get("sample")
+    return isinstance(section, dict) and bool(section.get("teachers"))
 
 
 def _costs(kind: str, directory: Path) -> Costs:
