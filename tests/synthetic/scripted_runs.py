@@ -90,12 +90,12 @@ class Script:
         self.version = version
         self.watch: Watch = lambda: None
         self._failing = failing
-        self.seeds: list[int] = []
-        """Of all requests in the step."""
+        self.requests: list[list[RolloutRequest]] = []
+        """In the step, those of each call."""
 
     def generate(self, requests: Sequence[RolloutRequest], params: SamplingParams) -> list[Completion]:
         self.watch()
-        self.seeds += [request.seed for request in requests]
+        self.requests.append([*requests])
         return [self._response(request, limit(request, params)) for request in requests]
 
     def close(self) -> None: ...
@@ -196,8 +196,12 @@ class Step:
     metrics: dict[str, float]
     sent: Sent
     """To the ranks: the rows of the RL step, and of an SFT step after it."""
-    seeds: list[int]
-    """Of the responses that were requested."""
+    requests: list[list[RolloutRequest]]
+    """What each call asked of the engine."""
+
+    @property
+    def seeds(self) -> list[int]:
+        return [request.seed for call in self.requests for request in call]
 
     @cached_property
     def shards(self) -> dict[tuple[int, int], list[Shard]]:
@@ -278,7 +282,7 @@ def scripted_run(
         if saved:
             runner.restore(len(saved))
         for number in range(len(saved) + 1, settings.rl.steps + 1):
-            engine.seeds, ranks.sent = [], []
+            engine.requests, ranks.sent = [], []
             files = sorted(folder.iterdir())
             engine.watch = ranks.watch = partial(_nothing_is_journalled, journal, number, folder, files)
             outcome = runner.run(number)
@@ -286,7 +290,7 @@ def scripted_run(
             assert [method for method, _ in ranks.sent].count(TrainerRank.learn) == 1, "each step learns from groups"
             groups, left_open = journal.read(number) or [], journal.read_open(number) or []
             kept, metrics = list(outcome.groups), outcome.metrics
-            steps.append(Step(settings, number, groups, left_open, kept, metrics, ranks.sent, engine.seeds))
+            steps.append(Step(settings, number, groups, left_open, kept, metrics, ranks.sent, engine.requests))
     return Run(settings, tasks, folder, steps, ranks.saved)
 
 
