@@ -147,12 +147,14 @@ class Prompt:
 
 
 @dataclass(frozen=True, slots=True)
-class Hint:
-    """A part of a trace, or feedback on earlier rollouts, that was shown in the prompt while a row was sampled."""
+class Start:
+    """What a row was given before the policy wrote (`objective.group.starts`)."""
 
-    level: int
-    """From 1, the shortest; 1 for feedback."""
-    text: str
+    name: str
+    dose: float | None = None
+    """The share of a trace that was wanted, before it was cut to whole tokens or steps; None: all of it, or feedback."""
+    shown: str | None = None
+    """Text that was in the prompt while the row was sampled; None: what was given begins the response."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,8 +175,8 @@ class Trajectory:
     finish_reason: FinishReason
     measures: Mapping[str, float] = field(default_factory=dict, hash=False)
     """Rewards by component and counts of the episode, by name; empty for a single turn."""
-    hint: Hint | None = None
-    """Shown in the prompt that the row was sampled under; None: the bare prompt."""
+    start: Start | None = None
+    """What the row was given; None: nothing but the bare prompt."""
     answer: str = field(default="", compare=False, repr=False)
     """The final answer that the grader found; empty without one, and in what is read from a journal."""
     teacher_prompt_ids: tuple[int, ...] = ()
@@ -222,6 +224,11 @@ class Trajectory:
         return any(source in self.source for source in (Source.OFF_POLICY, Source.REPLAY, Source.HINTED))
 
     @property
+    def is_hinted(self) -> bool:
+        """Whether it was sampled under another prompt than the bare one."""
+        return self.start is not None and self.start.shown is not None
+
+    @property
     def num_learnable(self) -> int:
         """Response tokens that the policy or a demonstration wrote: the length of the response for every count."""
         return len(self.source) - self.source.count(Source.ENVIRONMENT)
@@ -247,8 +254,8 @@ class Group:
     uid: str
     trajectories: tuple[Trajectory, ...]
     replaced: tuple[Trajectory, ...] = ()
-    """Rows that are not trained on: rollouts that traces, hinted rows or branches off a trace replaced, which count in
-    the policy's metrics, and hinted rows, branches and traces that were not chosen."""
+    """Rows that are not trained on: rollouts that rows with a start replaced, which count in the policy's metrics, and
+    rows with a start that were not chosen."""
     failed: tuple[Trajectory, ...] = ()
     """Rows whose environment or reward function failed, demonstrations included. They have no reward, so they are
     counted, but neither compared with the others nor trained on."""
@@ -283,7 +290,12 @@ class Group:
     @property
     def hinted(self) -> Sequence[Trajectory]:
         """The rows that were sampled under a hinted prompt, those that are not trained on included."""
-        return [row for row in (*self.trajectories, *self.replaced) if row.hint is not None]
+        return [row for row in (*self.trajectories, *self.replaced) if row.is_hinted]
+
+    def of_start(self, name: str) -> Sequence[Trajectory]:
+        """The rows with a start, those that are not trained on included."""
+        rows = (*self.trajectories, *self.replaced)
+        return [row for row in rows if row.start is not None and row.start.name == name]
 
     @property
     def is_replayed(self) -> bool:
@@ -309,7 +321,7 @@ class Group:
 
 
 def _own(rows: Sequence[Trajectory]) -> list[Trajectory]:
-    return [row for row in rows if not row.is_off_policy and row.hint is None]
+    return [row for row in rows if not row.is_off_policy and not row.is_hinted]
 
 
 @dataclass(slots=True)

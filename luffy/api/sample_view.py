@@ -23,8 +23,8 @@ from luffy.types import FinishReason, Source
 
 JOURNAL = "journal"
 HISTORY_HEADER = ("step", "rows", "source", "reward", "tokens", "cut", "outcomes")
-_COLUMNS = ["uid", "prompt_ids", "response_ids", "source", "reward", "outcome", "context_starts", "hint_level", "hint"]
-_HISTORY_COLUMNS = ["uid", "source", "reward", "outcome", "finish_reason", "displaced", "hint_level"]
+_COLUMNS = ["uid", "prompt_ids", "response_ids", "source", "reward", "outcome", "context_starts", "start", "dose", "hint"]
+_HISTORY_COLUMNS = ["uid", "source", "reward", "outcome", "finish_reason", "displaced", "hint"]
 _NAMED = 3
 """Uids that a message names."""
 
@@ -88,7 +88,8 @@ def _journalled(directory: Path) -> Iterator[ShownSample]:
         for row in pq.read_table(file, columns=columns_in(file, _COLUMNS)).to_pylist():
             if (reference := references.get(row["uid"], "")) is None:
                 continue
-            origin, hint = origin_of(row["source"], row.get("hint_level")), row.get("hint")
+            hint = row.get("hint")
+            origin = origin_of(row["source"], hint is not None) + given(row.get("start"), row.get("dose"))
             heading = f"step {step}, {origin}, reward {row['reward']:g} ({row['outcome']}), {row['uid']}"
             prompt = decode(row["prompt_ids"]) + (f"\n--- hint while sampling ---\n{hint}\n" if hint else "")
             starts = row.get("context_starts") or ()
@@ -102,8 +103,7 @@ def _logged(file: Path) -> Iterator[ShownSample]:
             f"{file.parent}: has no {file.name}, or none yet; give --stage rl or an evaluation of a finished run"
         )
     for step, row in reversed(list(read_samples(file))):
-        hint = "" if row.hint_level is None else f", hint of level {row.hint_level}"
-        heading = f"step {step}, {row.source}{hint}, reward {row.reward:g} ({row.outcome}), {row.uid}"
+        heading = f"step {step}, {row.source}{given(row.start, row.dose)}, reward {row.reward:g} ({row.outcome}), {row.uid}"
         yield ShownSample(heading, row.prompt, row.response, row.reward, row.reference)
 
 
@@ -125,12 +125,19 @@ def columns_in(file: Path, wanted: Sequence[str]) -> list[str]:
     return [name for name in wanted if name in pq.read_schema(file).names]
 
 
-def origin_of(sources: Sequence[int], hint_level: int | None = None) -> str:
-    """Who wrote a response, by the sources of its tokens, and the level of the hint that it was sampled with."""
+def given(start: str | None, dose: float | None) -> str:
+    """What a response was given, behind what is said of it; empty: nothing, or a share of 0."""
+    if start is None or dose == 0:
+        return ""
+    return f", {start}" + (f" {dose:.2g}" if dose is not None else "")
+
+
+def origin_of(sources: Sequence[int], is_hinted: bool = False) -> str:
+    """Who wrote a response, by the sources of its tokens, and whether its prompt had a hint, as a critique is called
+    here, too."""
     kinds = set(sources) - {Source.ENVIRONMENT}
-    if hint_level is not None:
-        learned = "without the hint" if Source.HINTED in kinds else "with the hint"
-        return f"rollout with a hint of level {hint_level}, learned {learned}"
+    if is_hinted:
+        return f"rollout with a hint, learned {'without' if Source.HINTED in kinds else 'with'} it"
     if Source.REPLAY in kinds:
         return "replayed rollout"
     if kinds <= {Source.ON_POLICY}:
@@ -163,13 +170,13 @@ def _lines(file: Path, uid: str) -> Iterator[list[str]]:
     kinds: dict[str, list[dict]] = {}
     columns = columns_in(file, _HISTORY_COLUMNS)
     found = pq.read_table(file, columns=columns, filters=[("uid", "==", uid)]).to_pylist()
-    in_place = "a demonstration" if all(row.get("hint_level") is None for row in found) else "one with a hint"
+    in_place = "a demonstration" if all(row.get("hint") is None for row in found) else "one with a hint"
     for row in found:
-        is_own = row.get("hint_level") is None and Source.OFF_POLICY not in row["source"]
+        is_own = row.get("hint") is None and Source.OFF_POLICY not in row["source"]
         left_out = f", replaced by {in_place}" if is_own else ", not needed"
         if row["finish_reason"] == FinishReason.ENVIRONMENT_ERROR:
             left_out = ", crashed"
-        name = origin_of(row["source"], row.get("hint_level")) + (left_out if row["displaced"] else "")
+        name = origin_of(row["source"], row.get("hint") is not None) + (left_out if row["displaced"] else "")
         kinds.setdefault(name, []).append(row)
     for name, rows in kinds.items():
         outcomes = Counter(row["outcome"] for row in rows)

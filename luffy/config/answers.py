@@ -6,7 +6,7 @@ from typing import Literal
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 from luffy.config.evaluation import StopText
-from luffy.config.group import slot_complaints
+from luffy.config.starts import slot_complaints
 from luffy.config.model import DType, EndpointModel
 from luffy.config.strict import PositiveShare, RunName, Share, StrictModel
 

@@ -1,23 +1,14 @@
 """The rows of one prompt, which groups are kept, and the advantage of each row. R_i is the reward of row i, |o_i| its
 number of response tokens, n the size of the population."""
 
-import itertools
-import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import Field, PositiveInt
+from pydantic import Field, PositiveInt, field_validator
 
-from luffy.config.strict import Fraction, ImportPath, PositiveShare, Share, ShareBelowOne, StrictModel
-from luffy.config.terms import (
-    HintLevel,
-    LevelByHistory,
-    ScheduledValue,
-    Written,
-    bounds,
-    constant,
-    depends_on_length,
-)
+from luffy.config.starts import StartConfig, WholeTrace, complaints_about_starts
+from luffy.config.strict import ImportPath, Name, PositiveShare, Share, ShareBelowOne, StrictModel
+from luffy.config.terms import Written
 
 
 class _Advantage(Written):
@@ -135,97 +126,6 @@ GroupAdvantage = ComparedAdvantage | RawAdvantage | CustomAdvantage | NoAdvantag
 AdvantageConfig = Annotated[GroupAdvantage | GeneralizedAdvantage, Field(discriminator="kind")]
 
 
-class UniformLength(StrictModel):
-    """Share of the trace ~ U(low, high), both of which may move over the run. LUFFY's strategies: `random` is low 0 and
-    high 1; `linear` has low = high falling to 0; `linear_max` is low 0 and high falling in ten levels; `reverse_linear`
-    rises instead. Prefix-RFT (arXiv 2507.01679) lets low fall."""
-
-    kind: Literal["uniform"]
-    low: ScheduledValue
-    high: ScheduledValue
-
-    def _complaints(self) -> Iterator[str]:
-        yield from _share_complaints(low=self.low, high=self.high)
-
-
-class BinomialLength(StrictModel):
-    """UFT (arXiv 2505.16984): of `chunks` equal pieces of the trace, Binomial(chunks, probability) are given."""
-
-    kind: Literal["binomial"]
-    chunks: PositiveInt = 5
-    probability: ScheduledValue
-
-    def _complaints(self) -> Iterator[str]:
-        yield from _share_complaints(probability=self.probability)
-
-
-class EvenlySpacedLength(StrictModel):
-    """Evenly spaced shares from low to high over the prefix-conditioned rows of a group: LUFFY's `fixed`."""
-
-    kind: Literal["evenly_spaced"]
-    low: float = Field(default=0.0, ge=0.0, le=1.0)
-    high: float = Field(default=1.0, ge=0.0, le=1.0)
-
-    def _complaints(self) -> Iterator[str]:
-        if self.low >= self.high:
-            yield f"low {self.low} must be below high {self.high}"
-
-
-class Rung(StrictModel):
-    """Rows of a group that are sampled together, after those of earlier rungs."""
-
-    rows: PositiveInt = 1
-    share: PositiveShare
-    """Share of the trace that the rows begin with."""
-    below: PositiveShare
-    """Only where the share of correct rows so far is below this; else they are rollouts."""
-
-
-class SuccessLadder(StrictModel):
-    """TRAPO's micro-groups (arXiv 2512.17636): after the rollouts, rung after rung is sampled, which begin with some of
-    the trace where the rows so far have failed too often. Each rung is a call of the engine."""
-
-    kind: Literal["by_success"]
-    rungs: Annotated[tuple[Rung, ...], Field(min_length=1)]
-
-    @property
-    def num_rows(self) -> int:
-        return sum(rung.rows for rung in self.rungs)
-
-    @property
-    def shares(self) -> tuple[float, ...]:
-        """One for each row."""
-        return tuple(rung.share for rung in self.rungs for _ in range(rung.rows))
-
-
-PrefixLength = Annotated[
-    UniformLength | BinomialLength | EvenlySpacedLength | SuccessLadder, Field(discriminator="kind")
-]
-
-
-class PrefixConfig(StrictModel):
-    """Prefix-conditioned rows: the start of a trace, continued by the policy. A prefix is never the whole trace: the
-    policy samples at least the last token (the stop token). A row with an empty prefix is a rollout."""
-
-    length: PrefixLength
-    shared: bool = False
-    """All prefix-conditioned rows of a group use the same share (LUFFY's `prefix_share_across_samples`)."""
-
-    def _complaints(self) -> Iterator[str]:
-        if self.shared and isinstance(self.length, EvenlySpacedLength | SuccessLadder):
-            yield f"shared contradicts length.kind: {self.length.kind}; remove one of them"
-
-    @property
-    def by_success(self) -> bool:
-        """Whether rows are sampled in turn, each as those before it call for."""
-        return isinstance(self.length, SuccessLadder)
-
-    @property
-    def depends_on_length(self) -> bool:
-        values = {UniformLength: ("low", "high"), BinomialLength: ("probability",)}.get(type(self.length), ())
-        return any(depends_on_length(getattr(self.length, name)) for name in values)
-
-
 class DropZeroVariance(StrictModel):
     """Drop zero-variance groups, those whose rewards are all equal: their group advantages are 0."""
 
@@ -243,219 +143,47 @@ class DynamicSampling(StrictModel):
 GroupFilter = Annotated[DropZeroVariance | DynamicSampling, Field(discriminator="kind")]
 
 
-class GuidanceConfig(StrictModel):
-    """Off-policy rows only for prompts with a low running pass rate, or none yet; other prompts get rollouts only."""
-
-    pass_rate_at_most: ShareBelowOne
-    """Highest running pass rate in earlier steps, inclusive."""
-    memory: ShareBelowOne = 0.5
-    """Weight of the previous running pass rate when a new group's is averaged in; 0: only the last group counts."""
-
-
-class HintedGroupsConfig(StrictModel):
-    """Whole groups under a hint, beside groups of the bare prompt: QuestA (arXiv 2507.13266), POPE (2601.18779)."""
-
-    share: PositiveShare = 1.0
-    """Probability that a group is hinted."""
-    level: HintLevel = constant(1.0)
-    """Number of the level, from 1; a schedule is rounded."""
-
-
-Keep = Literal["all", "first_correct", "all_correct", "best"]
-"""Which rows of a second round stay in the group. `all`: every one, in place of the first wrong rollouts;
-`first_correct`, `all_correct`: the first correct one, or all of them, in place of wrong rollouts; `best`: the first
-correct one, else the first, in place of the first rollout, right or wrong."""
-
-
-class HintConfig(StrictModel):
-    """Rollouts under a prompt that shows the first steps of a trace, where rollouts of the bare prompt fail. Guide
-    (arXiv 2506.13923) and Scaf-GRPO (2510.19807). The steps of a trace are the lines of its reasoning, or its words
-    where it has one line. A hint never has the last step, so a trace of one step gives no hint."""
-
-    levels: Annotated[tuple[Fraction, ...], Field(min_length=1)]
-    """Share of the trace's steps that each level shows, rounded down to whole steps, at least one; rising."""
-    rows_per_level: PositiveInt = 1
-    """Rows sampled at each level, all levels in one call of the engine."""
-    keep: Keep
-    """Which hinted rows stay, those of lower levels first."""
-    learn: Literal["bare", "hinted"]
-    """The prompt that a hinted row is learned under. `bare`: off-policy rows whose recorded log-probabilities are those
-    under the hinted prompt; `hinted`: rollouts of another prompt, with the hint still in it."""
-    accuracy_at_most: ShareBelowOne = 0.0
-    """Hints are for prompts whose share of correct bare rollouts is at most this."""
-    after: ShareBelowOne = 0.0
-    """Share of the stage's steps, at its start, without hints."""
-    template: str = "{prompt}\n\nHint: {hint}"
-    """Last user message of the hinted prompt; `{prompt}` is its text without the hint. A language model has to be told
-    to solve the problem from the start instead of continuing the hint."""
-    groups: HintedGroupsConfig | None = None
-    """Groups that are hinted whether or not the bare prompt is solved, all rows at one level; None: only where it
-    fails."""
-
-    def _complaints(self) -> Iterator[str]:
-        if self.groups is not None:
-            if (self.keep, self.learn) != ("all", "hinted"):
-                yield "groups are learned as they are sampled; set keep: all and learn: hinted"
-            for name in self.changed("rows_per_level", "accuracy_at_most", "after"):
-                yield f"{name} has no effect with groups, which wait for no failure; remove it"
-            if not isinstance(self.groups.level, LevelByHistory):
-                low, high = bounds(self.groups.level)
-                if round(low) < 1 or round(high) > len(self.levels):
-                    yield f"groups.level runs from {low:g} to {high:g}; there are levels 1 to {len(self.levels)}"
-        if any(low >= high for low, high in itertools.pairwise(self.levels)):
-            yield f"levels {list(self.levels)} must rise: a higher level shows more of the trace"
-        yield from slot_complaints(self.template, "prompt", "hint")
-
-    @property
-    def num_rows(self) -> int:
-        return len(self.levels) * self.rows_per_level
-
-    @property
-    def depends_on_length(self) -> bool:
-        return self.after > 0 or (self.groups is not None and depends_on_length(self.groups.level))
-
-
-class RetryConfig(StrictModel):
-    """A second round of rollouts, under prompts that show the first one and what the grader found: Critique-GRPO (arXiv
-    2506.03106) and LTE (2510.26109). Its rows are hinted rows of level 1, the feedback being the hint."""
-
-    about: Literal["each", "all"]
-    """What a prompt is about. `each`: one response of the first round, which its rows take in turn; `all`: the wrong
-    ones together."""
-    num_rows: PositiveInt
-    """Rows sampled in the second round, in one call of the engine."""
-    keep: Keep
-    """Which of them stay."""
-    learn: Literal["bare", "hinted"] = "bare"
-    """The prompt that they are learned under, as in `HintConfig`."""
-    accuracy_at_most: Share = 0.0
-    """The second round is for prompts whose share of correct rollouts is at most this; 1: for all."""
-    wrong: str
-    """Feedback on wrong responses; `{answers}` are their different answers, `{reference}` is the reference answer."""
-    truncated: str | None = None
-    """Feedback on wrong responses that ran into the length limit; None: as on other wrong ones."""
-    right: str | None = None
-    """With `about: each`, feedback on a right response; None: right ones are not shown."""
-    template: str
-    """Last user message of the prompt; `{prompt}` is its text, `{feedback}` the feedback and, with `about: each`,
-    `{response}` the response."""
-    max_prompt_tokens: PositiveInt | None = None
-    """Longest prompt of the second round; a row whose prompt would be longer is not sampled. None: as long as a prompt
-    with a response of `rl.max_response_tokens`, for which the model has to have room."""
-
-    def _complaints(self) -> Iterator[str]:
-        yield from slot_complaints(self.template, "prompt", "feedback")
-        if self.about == "all" and "{response}" in self.template:
-            yield "template: {response} has no meaning with about: all; remove it, or set about: each"
-        if self.about == "all" and self.right is not None:
-            yield "right has no effect with about: all, which is about the wrong responses; remove it"
-
-
-class AnchorConfig(StrictModel):
-    """Rollouts that continue the start of a trace, where rollouts of the bare prompt fail: BREAD (arXiv 2506.17211). A
-    binary search over the pieces of the trace finds how many the policy needs; every try samples a whole group. The
-    steps of a trace are its lines, or its words where it has one line; the last piece is never given."""
-
-    pieces: Annotated[int, Field(ge=2)] = 10
-    """Pieces that the trace is cut into, of equal numbers of steps; fewer where it has fewer steps."""
-    success_at_least: Fraction = 0.25
-    """Share of correct rows below which more pieces are given."""
-    success_at_most: Fraction = 0.75
-    """Share of correct rows above which fewer pieces are given."""
-    accuracy_at_most: ShareBelowOne = 0.0
-    """The search is for prompts whose share of correct bare rollouts is at most this."""
-
-    def _complaints(self) -> Iterator[str]:
-        if self.success_at_least > self.success_at_most:
-            yield (
-                f"success_at_least {self.success_at_least:g} must not be above success_at_most {self.success_at_most:g}"
-            )
-        if self.accuracy_at_most >= self.success_at_least:
-            yield (
-                f"accuracy_at_most {self.accuracy_at_most:g} must be below success_at_least {self.success_at_least:g}: "
-                "a prompt that succeeds as often needs no anchor"
-            )
-
-
 class GroupConfig(StrictModel):
     """The rows of one prompt in one RL step."""
 
     size: PositiveInt
     """Rows in a group, on- and off-policy together: the budget that comparisons keep equal."""
-    off_policy: Annotated[int, Field(ge=0)]
-    """Number of rows with a trace or its prefix; a prompt with fewer traces gets more rollouts."""
-    prefix: PrefixConfig | None = None
-    """Length of the prefixes that the off-policy rows begin with; None: the off-policy rows are whole traces."""
-    off_policy_when_accuracy_at_most: ShareBelowOne | None = None
-    """Traces replace wrong rollouts of a full group where the share of correct ones is at most this; None: always."""
-    choose: Literal["in_turn", "likeliest_answer"] = "in_turn"
-    """Which of a prompt's traces replace them. `in_turn`: consecutive ones, from another start in every step;
-    `likeliest_answer`: of the correct ones those after whose reasoning the policy of this step gives the tokens of the
-    reference answer the highest mean probability (AMPO, arXiv 2510.02227)."""
-    guidance: GuidanceConfig | None = None
-    """Which prompts have off-policy rows, by how often earlier steps solved them; None: all."""
-    hint: HintConfig | None = None
-    """Rows sampled with a part of a trace in the prompt, where the bare prompt's rollouts fail; None: none."""
-    retry: RetryConfig | None = None
-    """Rows of a second round whose prompts show the first one and its grades; None: none."""
-    anchor: AnchorConfig | None = None
-    """Groups that continue the start of a trace, where the bare prompt's rollouts fail; None: none."""
+    starts: dict[Name, StartConfig] = Field(default={})
+    """What some of the rows are given before the policy writes, in order, by names of your own; `NAME: null` takes one
+    away. Others are rollouts of the bare prompt."""
     filter: GroupFilter | None = None
 
+    @field_validator("starts", mode="before")
+    @classmethod
+    def _present(cls, value: object) -> object:
+        return {name: start for name, start in value.items() if start is not None} if isinstance(value, dict) else value
+
     def _complaints(self) -> Iterator[str]:
-        size, anchor, seconds = self.size, self.anchor, {"hint": self.hint, "retry": self.retry}
-        if self.off_policy >= size and self.prefix is None:
-            yield f"off_policy {self.off_policy} must be below size {size}: RL needs rollouts"
-        if self.off_policy > size:
-            yield f"off_policy {self.off_policy} must not be above size {size}"
-        ladder = None if self.prefix is None else self.prefix.length
-        if isinstance(ladder, SuccessLadder) and not ladder.num_rows == self.off_policy < size:
-            yield (
-                f"prefix.length.rungs have {ladder.num_rows} rows, which off_policy {self.off_policy} has to equal, "
-                f"below size {size}"
-            )
-        for name in ("prefix", "guidance"):
-            if self.off_policy == 0 and getattr(self, name) is not None:
-                yield f"{name} has no effect with off_policy: 0; set the number of off-policy rows"
-        if self.guidance is not None and self.off_policy == size:
-            yield "guidance depends on rollouts, and a group of only off-policy rows has none; lower off_policy"
-        for name, second in seconds.items():
-            if second is None:
-                continue
-            if self.off_policy:
-                yield f"{name} samples rows of other prompts, off_policy makes rows of traces; set off_policy: 0"
-            if second.keep != "all" or (isinstance(second, HintConfig) and second.groups is not None):
-                continue
-            if second.num_rows > size:
-                yield f"{name}: {second.num_rows} rows are above size {size}; sample fewer, or set keep: first_correct"
-            most_correct = max(num for num in range(size + 1) if num / size <= second.accuracy_at_most)
-            if most_correct + second.num_rows > size:
-                yield (
-                    f"{name}: with accuracy_at_most {second.accuracy_at_most:g} a group may have fewer wrong rollouts "
-                    f"than the {second.num_rows} rows that replace them; lower accuracy_at_most or the number of rows"
-                )
-        given = [name for name, second in {**seconds, "anchor": anchor}.items() if second is not None]
-        if len(given) > 1:
-            yield f"{' and '.join(given)} both sample again where rollouts fail; keep one of them"
-        if anchor is not None:
-            if self.off_policy:
-                yield "anchor and off_policy both use traces where rollouts fail; keep one of them"
-            low, high = anchor.success_at_least, anchor.success_at_most
-            if not any(low <= num / size <= high for num in range(size + 1)):
-                yield (
-                    f"anchor: no number of correct rows among size {size} is a share between {low:g} and {high:g}; "
-                    "widen the bounds"
-                )
-        if self.off_policy_when_accuracy_at_most is not None:
-            if self.off_policy == 0:
-                yield "off_policy_when_accuracy_at_most has no effect with off_policy: 0"
-            if self.prefix is not None:
-                yield "off_policy_when_accuracy_at_most adds whole traces after the rollouts; remove it or prefix"
-        elif self.choose != "in_turn":
-            yield (
-                f"choose: {self.choose} is among traces that replace failed rollouts; set "
-                "off_policy_when_accuracy_at_most, or remove it"
-            )
+        yield from complaints_about_starts(self.starts, self.size)
+
+    @property
+    def fallback(self) -> StartConfig | None:
+        """The start for groups whose rollouts fail."""
+        return next((start for start in self.starts.values() if start.is_fallback), None)
+
+    @property
+    def lets_trainer_choose(self) -> bool:
+        """Whether the trainer chooses among the traces of failed groups."""
+        shown = (start.show for start in self.starts.values())
+        return any(isinstance(show, WholeTrace) and show.choose != "in_turn" for show in shown)
+
+    def shows(self, *kinds: type[StrictModel]) -> list[str]:
+        """Names of the starts that show something of these classes."""
+        return [name for name, start in self.starts.items() if isinstance(start.show, kinds)]
+
+    @property
+    def num_other_rows(self) -> int:
+        """Rows of a group that are no rollouts, at most: whole traces, and rows that continue a trace."""
+        return sum(
+            self.size if start.rows == "all" else start.rows
+            for start in self.starts.values()
+            if not start.is_fallback and not start.is_in_prompt
+        )
 
 
 class ReplayConfig(StrictModel):
@@ -469,23 +197,3 @@ class ReplayConfig(StrictModel):
     """Successes are recorded after the first step with more correct rollouts than this share, then replayed."""
     choose: Literal["lowest_entropy", "latest"] = "lowest_entropy"
     """Which stored success of a prompt is replayed: lowest mean entropy under the present policy, or the latest."""
-
-
-def _share_complaints(**shares: ScheduledValue) -> Iterator[str]:
-    for name, value in shares.items():
-        low, high = bounds(value)
-        if low < 0 or high > 1:
-            yield f"{name} runs from {low:g} to {high:g}; it is a share of the trace, between 0 and 1"
-
-
-def slot_complaints(template: str, *names: str) -> Iterator[str]:
-    """Every slot, such as `{trace}`, has to be in the template exactly once."""
-    for name in names:
-        if template.count(f"{{{name}}}") != 1:
-            yield f"template must have {{{name}}} once; it is {template!r}"
-
-
-def fill_slots(template: str, texts: Mapping[str, str]) -> str:
-    """The template with its slots filled. The texts themselves may hold braces or the name of a slot."""
-    slots = "|".join(re.escape(f"{{{name}}}") for name in texts)
-    return re.sub(slots, lambda slot: texts[slot[0][1:-1]], template)

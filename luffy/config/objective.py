@@ -14,6 +14,7 @@ from luffy.config.group import (
     PassAtKAdvantage,
     ReplayConfig,
 )
+from luffy.config.starts import StartConfig, TraceHint, TracePrefix, WholeTrace
 from luffy.config.strict import StrictModel
 from luffy.config.terms import (
     ClippedSurrogateLoss,
@@ -81,12 +82,8 @@ class ObjectiveConfig(StrictModel):
 
     @property
     def has_off_policy_rows(self) -> bool:
-        return self.group.off_policy > 0 or self.replay is not None or self.learns_without_hints
-
-    @property
-    def learns_without_hints(self) -> bool:
-        """Whether rows that were sampled under a hinted prompt are learned under the bare one."""
-        return any(second is not None and second.learn == "bare" for second in (self.group.hint, self.group.retry))
+        given = any(start.has_off_policy_rows for start in self.group.starts.values())
+        return given or self.replay is not None
 
     @property
     def needs_reference(self) -> bool:
@@ -135,8 +132,7 @@ class ObjectiveConfig(StrictModel):
     def depends_on_length(self) -> bool:
         interleaved = self.interleaved_sft is not None and self.interleaved_sft.depends_on_length
         scheduled = interleaved or any(depends_on_length(term.coefficient) for term in self.terms)
-        guides = (self.group.prefix, self.group.hint)
-        return scheduled or any(guide is not None and guide.depends_on_length for guide in guides)
+        return scheduled or any(start.depends_on_length for start in self.group.starts.values())
 
     def _complaints(self) -> Iterator[str]:
         yield from complaints_about(self.terms)
@@ -144,45 +140,39 @@ class ObjectiveConfig(StrictModel):
         yield from self._complaints_about_advantages()
         if self.group.size == 1 and self.group.filter is not None:
             yield "group.filter drops groups whose rewards are all equal, which a group of one row always is; remove it"
-        if self.replay is not None and self.group.size - self.group.off_policy < 2:
-            yield "replay takes one row of the group, and off_policy the others: no rollout is left; raise group.size"
-        for name in ("prefix", "hint", "retry", "anchor"):
-            if self.replay is not None and getattr(self.group, name) is not None:
-                yield f"replay and group.{name} cannot be combined; remove one of them"
+        if self.replay is None:
+            return
+        if self.group.size - self.group.num_other_rows < 2:
+            yield "replay takes one row of the group, and starts the others: no rollout is left; raise group.size"
+        for name, start in self.group.starts.items():
+            if not isinstance(start.show, WholeTrace):
+                yield f"replay and group.starts.{name} cannot be combined (show.kind: {start.show.kind}); remove one"
 
     def _complaints_about_off_policy_rows(self) -> Iterator[str]:
         selecting = [
             term for term in self.terms if term.select != "on_policy" and not isinstance(term.loss, EntropyLoss)
         ]
         only_off = [term.name for term in self.terms if term.select == "off_policy"]
+        starts = self.group.starts
         if only_off and not self.has_off_policy_rows:
             yield (
-                f"term {only_off[0]!r} selects off_policy tokens but group.off_policy is 0 and there is no replay: "
-                "it would have no effect"
+                f"term {only_off[0]!r} selects off_policy tokens but group.starts gives rows none and there is no "
+                "replay: it would have no effect"
             )
-        # A prefix steers the rollout that follows it even where no term learns from its own tokens.
-        if self.group.off_policy and not selecting and self.group.prefix is None:
-            yield "group.off_policy is above 0 but no term learns from off_policy tokens; set it to 0"
         if self.replay is not None and not selecting:
             yield "replay has no effect: no term learns from off_policy tokens; add one or remove replay"
-        if self.learns_without_hints and not selecting:
-            name = "hint" if self.group.retry is None else "retry"
-            yield f"group.{name} with learn: bare has no effect: no term learns from off_policy tokens; add one"
-        for term in selecting if self.learns_without_hints else ():
-            if isinstance(term.loss, ShapedSurrogateLoss):
-                if term.loss.behavior == "one" and self.group.hint is not None:
-                    yield (
-                        f"term {term.name!r}: hinted rows have log-probabilities of their own; set behavior: recorded, "
-                        "so that the ratio is to the policy with the hint"
-                    )
-            elif term.is_policy_gradient and not reads(term.loss, "sampler"):
-                yield (
-                    f"term {term.name!r}: {term.loss.kind} takes hinted rows for samples of the bare prompt; set "
-                    "select: on_policy, and learn from them by a shaped_surrogate with behavior: recorded, or "
-                    "set learn: hinted"
-                )
+        for name, start in starts.items():
+            # A prefix steers the rollout that follows it even where no term learns from its own tokens.
+            if start.has_off_policy_rows and not selecting and not isinstance(start.show, TracePrefix):
+                what = "learn: bare" if start.is_in_prompt else f"show.kind: {start.show.kind}"
+                yield f"group.starts.{name} with {what} has no effect: no term learns from off_policy tokens; add one"
+            if start.is_in_prompt and start.learn == "bare":
+                yield from self._complaints_about_bare(start, selecting)
         # Where traces replace failed rollouts only, some gates on them are superfluous and others never open.
-        bound = self.group.off_policy_when_accuracy_at_most
+        fallback = self.group.fallback
+        if fallback is None or fallback.when is None or len(starts) > 1 or not isinstance(fallback.show, WholeTrace):
+            return
+        bound = fallback.when.accuracy_at_most
         if bound is None or self.replay is not None:
             return
         for term in self.terms:
@@ -195,6 +185,22 @@ class ObjectiveConfig(StrictModel):
                 yield (
                     f"term {term.name!r}: group_accuracy_at_most {at_most:g} has no effect, since traces come only "
                     f"where it is at most {bound:g}; remove it"
+                )
+
+    def _complaints_about_bare(self, start: StartConfig, selecting: list[TermConfig]) -> Iterator[str]:
+        """Of terms on rows that are learned without what their prompt showed."""
+        for term in selecting:
+            if isinstance(term.loss, ShapedSurrogateLoss):
+                if term.loss.behavior == "one" and isinstance(start.show, TraceHint):
+                    yield (
+                        f"term {term.name!r}: hinted rows have log-probabilities of their own; set behavior: recorded, "
+                        "so that the ratio is to the policy with the hint"
+                    )
+            elif term.is_policy_gradient and not reads(term.loss, "sampler"):
+                yield (
+                    f"term {term.name!r}: {term.loss.kind} takes hinted rows for samples of the bare prompt; set "
+                    "select: on_policy, and learn from them by a shaped_surrogate with behavior: recorded, or "
+                    "set learn: shown"
                 )
 
     def _complaints_about_advantages(self) -> Iterator[str]:
@@ -218,8 +224,7 @@ class ObjectiveConfig(StrictModel):
 
     def _complaints_about_baseline(self, advantage: ComparedAdvantage) -> Iterator[str]:
         joint = advantage.population == "joint"
-        displacing = self.group.off_policy_when_accuracy_at_most is not None
-        num_rollouts = self.group.size - (0 if displacing else self.group.off_policy)  # at most
+        num_rollouts = self.group.size - self.group.num_other_rows  # at most
         size = self.group.size if joint else num_rollouts
         compares_in_group = not isinstance(advantage, GlobalBatchAdvantage) or advantage.group_baseline
         if size < 2 and compares_in_group:
@@ -236,7 +241,7 @@ class ObjectiveConfig(StrictModel):
                 "advantage.population: on_policy gives off-policy rows advantage 0, so a surrogate on them "
                 "would have no effect; select on_policy tokens or set population: joint"
             )
-        if self.group.prefix is not None:
+        if self.group.shows(TracePrefix):
             yield (
                 "advantage.population: on_policy gives rows with a prefix advantage 0, so their continuations would "
                 "not be learned from; set population: joint"

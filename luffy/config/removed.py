@@ -1,7 +1,7 @@
 """Settings that earlier versions had: the line for who still gives one, and the reading of files that have one."""
 
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from luffy.config.yaml_source import KeyPath, Value
 
@@ -14,6 +14,9 @@ _OWN_CODE = (
 )
 _SANDBOX = "what can be set is call_cpu_s, call_wall_s, memory_mib and max_threads; remove it"
 _SERVERS = "engines on servers elsewhere are gone; cluster: ray has engines on other machines"
+
+
+_STARTS = "what rows are given stands in one place, as in the presets of exp_configs/methods: objective.group.starts:"
 
 
 class Removed(NamedTuple):
@@ -71,6 +74,18 @@ REMOVED: Mapping[str, Removed] = {
     "replay.bucket_mean": Removed(0.5, "buckets are drawn as in the ExGRPO paper; remove it"),
     "replay.bucket_std": Removed(0.125, "buckets are drawn as in the ExGRPO paper; remove it"),
     "replay.retire_solved": Removed(True, "a prompt whose rollouts are all right is never replayed; remove it"),
+    "group.off_policy": Removed(0, f"{_STARTS} {{trace: {{show: {{kind: trace}}, rows: 1}}}}"),
+    "group.off_policy_when_accuracy_at_most": Removed(
+        None, f"{_STARTS} {{trace: {{show: {{kind: trace}}, when: {{accuracy_at_most: 0.0}}}}}}"
+    ),
+    "group.choose": Removed("in_turn", f"{_STARTS} {{trace: {{show: {{kind: trace, choose: likeliest_answer}}, ...}}}}"),
+    "group.prefix": Removed(None, f"{_STARTS} {{prefix: {{show: {{kind: prefix}}, dose: 0.5, rows: 1}}}}"),
+    "group.guidance": Removed(None, f"{_STARTS} {{trace: {{..., when: {{pass_rate_at_most: 0.2, memory: 0.9}}}}}}"),
+    "group.hint": Removed(None, f"{_STARTS} {{hint: {{show: {{kind: hint}}, dose: 0.5, rows: 8, when: ...}}}}"),
+    "group.retry": Removed(None, f"{_STARTS} {{critique: {{show: {{kind: critique, ...}}, rows: 8, when: ...}}}}"),
+    "group.anchor": Removed(
+        None, f"{_STARTS} {{anchor: {{show: {{kind: prefix, pieces: 10}}, dose: {{kind: search}}, rows: all, ...}}}}"
+    ),
     "interleaved_sft.take": Removed("newest", "an SFT step takes the prompts that failed last; remove it"),
     "interleaved_sft.lr_scale": Removed(1.0, "the SFT step has the learning rate of RL; remove it"),
     "tools.version": Removed(0, _OWN_CODE),
@@ -134,6 +149,8 @@ def without_removed(values: Value, *, finished: bool = False, section: str = "")
         return [without_removed(value, finished=finished, section=section) for value in left]
     if not isinstance(values, dict):
         return values
+    if section == "group" and "starts" not in values and "off_policy" in values:
+        values = {**values, "starts": _starts(values)}
     kept = {}
     for key, value in values.items():
         known = _removed((section, key), values.get("kind"))
@@ -155,3 +172,62 @@ def _names(path: KeyPath) -> tuple[str, str]:
     """The field's name, alone and with its section's; an element of a list goes by the list's."""
     path = path[:-1] if path[-1].isdigit() else path
     return path[-1], ".".join(path[-2:])
+
+
+_DOSES = {"evenly_spaced": "even", "by_success": "ladder"}
+
+
+def _starts(group: Mapping[str, Any]) -> Value:
+    """The starts of a group as earlier versions wrote it, with all of its fields."""
+    rows = group["off_policy"]
+    given: dict[str, Any] = {"rows": "all" if rows == group["size"] else rows}
+    if (bound := group.get("off_policy_when_accuracy_at_most")) is not None:
+        given["when"] = {"accuracy_at_most": bound}
+    elif group.get("guidance"):
+        given["when"] = group["guidance"]
+    starts: dict[str, Any] = {}
+    if rows and (prefix := group.get("prefix")):
+        length = dict(prefix["length"])
+        length["kind"] = _DOSES.get(length["kind"], length["kind"])
+        if "chunks" in length:
+            length["pieces"] = length.pop("chunks")
+        starts["prefix"] = {"show": {"kind": "prefix"}, "dose": length, "shared": prefix["shared"], **given}
+    elif rows:
+        starts["trace"] = {"show": {"kind": "trace", "choose": group.get("choose", "in_turn")}, **given}
+    if hint := group.get("hint"):
+        starts["hint"] = _hint(hint)
+    if retry := group.get("retry"):
+        show = {name: value for name, value in retry.items() if name not in _OF_ROWS}
+        starts["critique"] = {"show": {"kind": "critique", **show}, **_second_round(retry, retry["num_rows"])}
+    if anchor := group.get("anchor"):
+        starts["anchor"] = {
+            "show": {"kind": "prefix", "pieces": anchor["pieces"]},
+            "dose": {"kind": "search", "at_least": anchor["success_at_least"], "at_most": anchor["success_at_most"]},
+            "when": {"accuracy_at_most": anchor["accuracy_at_most"]},
+            "rows": "all",
+            "keep": "nearest",
+        }
+    return starts
+
+
+_OF_ROWS = ("num_rows", "keep", "learn", "accuracy_at_most")
+
+
+def _second_round(second: Mapping[str, Any], rows: int) -> dict[str, Any]:
+    learn = "shown" if second["learn"] == "hinted" else "bare"
+    when = {"accuracy_at_most": second["accuracy_at_most"], "after": second.get("after", 0.0)}
+    return {"rows": rows, "keep": second["keep"], "learn": learn, "when": when}
+
+
+def _hint(hint: Mapping[str, Any]) -> Value:
+    show, shares, groups = {"kind": "hint", "template": hint["template"]}, hint["levels"], hint["groups"]
+    if not groups:
+        rows = len(shares) * hint["rows_per_level"]
+        return {"show": show, "dose": {"kind": "levels", "shares": shares}, **_second_round(hint, rows)}
+    level = dict(groups["level"])
+    if level["kind"] == "by_history":
+        level |= {"kind": "prompt_levels", "shares": shares}
+    else:  # numbers of levels
+        at = {name: shares[round(level[name]) - 1] for name in ("value", "start", "peak", "end") if name in level}
+        level |= at
+    return {"show": show, "dose": level, "rows": "all", "learn": "shown", "when": {"share": groups["share"]}}

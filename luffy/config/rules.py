@@ -14,6 +14,7 @@ from luffy.config.execution import LOWEST_VLLM_TEMPERATURE
 from luffy.config.group import DynamicSampling
 from luffy.config.objective import ObjectiveConfig
 from luffy.config.stage_kinds import kind_of
+from luffy.config.starts import BatchRatio, BatchRoot, DifficultyDose, FitDose, LadderDose, TracePrefix, WholeTrace
 from luffy.config.training import CurriculumSampling, PoolSampling, RLConfig, SelfTeacher, ServedTeacher
 from luffy.config.yaml_source import nearest
 
@@ -44,7 +45,7 @@ def _of_view(config: "ExperimentConfig", kinds: frozenset[str]) -> Iterator[str]
         if "difficulty" in config.kinds:
             yield "data.rl: complement has prompts that the stage difficulty does not measure; remove one of the two"
         group = objective.group
-        uses_traces = group.off_policy > 0 or group.hint is not None or group.anchor is not None
+        uses_traces = any(start.shows_trace for start in group.starts.values())
         if uses_traces or objective.interleaved_sft is not None:
             yield (
                 "data.rl: complement has prompts without traces, from which the method learns; use train, or a method "
@@ -123,21 +124,19 @@ def _of_environment(
                 "remove them"
             )
     if objective is not None and rl is not None:
-        for name in ("hint", "retry", "anchor"):
-            if getattr(objective.group, name) is not None:
+        for name, start in objective.group.starts.items():
+            simple = isinstance(start.show, WholeTrace) and start.show.choose == "in_turn"
+            if not simple and (start.is_fallback or start.is_in_prompt):
                 yield (
-                    f"objective.group.{name} is for responses of a single turn; remove it or the section environment"
+                    f"objective.group.starts.{name}: show.kind: {start.show.kind}"
+                    f"{' with when.accuracy_at_most' if start.is_fallback else ''} is for responses of a single turn; "
+                    "remove it or the section environment"
                 )
-        if objective.group.choose != "in_turn":
-            yield (
-                f"objective.group.choose: {objective.group.choose} is for responses of a single turn; remove it or the "
-                "section environment"
-            )
         whole = [(term.name, term.needs_whole_sequences) for term in objective.terms if term.needs_whole_sequences]
         refused = {
             "objective.advantage.kind: gae": objective.needs_critic,
             "objective.replay": objective.replay is not None,
-            "objective.group.prefix": objective.group.prefix is not None,
+            **{f"objective.group.starts.{name}": True for name in objective.group.shows(TracePrefix)},
             "rl.teacher.kind: served": isinstance(rl.teacher, ServedTeacher),
             "rl.correction.level: sequence": rl.correction is not None and rl.correction.level == "sequence",
             **{f"objective.terms, {name}: {setting}": True for name, setting in whole},
@@ -303,9 +302,12 @@ def _of_rl(config: "ExperimentConfig", objective: ObjectiveConfig, rl: RLConfig)
             "objective.group.filter.kind: dynamic_sampling decides during a step how many prompts it takes, so the "
             "next step cannot start early; set rl.max_staleness to 0 or use kind: drop_zero_variance"
         )
-    ladder = objective.group.prefix if objective.group.prefix and objective.group.prefix.by_success else None
-    fallbacks = {name: getattr(objective.group, name) for name in ("hint", "retry", "anchor")}
-    fallbacks["prefix.length"] = ladder
+    for name, start in objective.group.starts.items():
+        if isinstance(start.dose, BatchRatio | BatchRoot) and start.dose.every <= rl.max_staleness:
+            yield (
+                f"objective.group.starts.{name}.dose.every {start.dose.every} must be above rl.max_staleness "
+                f"{rl.max_staleness}: what it does is seen so many steps later"
+            )
     if rl.partial_rollout_tokens is not None:
         if config.environment is not None:
             yield (
@@ -317,11 +319,13 @@ def _of_rl(config: "ExperimentConfig", objective: ObjectiveConfig, rl: RLConfig)
                 "objective.group.filter.kind: dynamic_sampling draws prompts until enough groups vary, and with "
                 "rl.partial_rollout_tokens a step does not see all of its groups; use kind: drop_zero_variance"
             )
-        for name in (name for name, fallback in fallbacks.items() if fallback is not None):
-            yield (
-                f"objective.group.{name} samples again where the rollouts of a group fail, beyond the tokens that "
-                "rl.partial_rollout_tokens gives an RL step; remove one of the two"
-            )
+        for name, start in objective.group.starts.items():
+            again = start.is_fallback and not isinstance(start.show, WholeTrace)
+            if again or isinstance(start.dose, LadderDose | FitDose | DifficultyDose):
+                yield (
+                    f"objective.group.starts.{name} samples again, after the rollouts of a group, beyond the tokens "
+                    "that rl.partial_rollout_tokens gives an RL step; remove one of the two"
+                )
     if rl.correction is not None and not any(term.lacks_correction for term in objective.terms):
         yield "rl.correction has no effect: no term on rollouts needs it; remove it"
     if isinstance(rl.sampling, PoolSampling) and isinstance(config.data.train, MixtureSource):

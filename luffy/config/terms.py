@@ -88,46 +88,26 @@ class WarmupCosineValue(Written):
             yield f"a schedule that is {self.peak} throughout stays where it is; give just the number"
 
 
-class LevelByHistory(Written):
-    """A level for each prompt, which its hinted groups move one by one from the lowest on: POPE (arXiv 2601.18779)
-    looks for the shortest hint under which a prompt is ever solved."""
-
-    kind: Literal["by_history"]
-    more_below: PositiveShare
-    """Share of correct rows of a hinted group below which the prompt's next one has the next higher level."""
-    fewer_above: ShareBelowOne | None = None
-    """Share above which it has the next lower level; None: levels only rise."""
-
-    def _complaints(self) -> Iterator[str]:
-        if self.fewer_above is not None and self.fewer_above < self.more_below:
-            yield f"fewer_above {self.fewer_above:g} must not be below more_below {self.more_below:g}"
-
-    def formula(self) -> str:
-        down = "" if self.fewer_above is None else f", one down where it is above {self.fewer_above:g}"
-        return f"of each prompt: one up where the share of correct rows was below {self.more_below:g}{down}"
-
-
-def _number_as_constant(value: object) -> object:
+def number_as_constant(value: object) -> object:
+    """A plain number in a file, as the schedule that stays there."""
     return {"kind": "constant", "value": value} if type(value) in (int, float) else value
 
 
-_Scheduled = ConstantValue | LinearValue | CosineValue | WarmupCosineValue
-ScheduledValue = Annotated[_Scheduled, Field(discriminator="kind"), BeforeValidator(_number_as_constant)]
+Schedule = ConstantValue | LinearValue | CosineValue | WarmupCosineValue
+ScheduledValue = Annotated[Schedule, Field(discriminator="kind"), BeforeValidator(number_as_constant)]
 """A pure function of the step."""
-HintLevel = Annotated[_Scheduled | LevelByHistory, Field(discriminator="kind"), BeforeValidator(_number_as_constant)]
-"""Level of hints: a schedule, or one for each prompt."""
 
 
 def constant(value: float) -> ConstantValue:
     return ConstantValue(kind="constant", value=value)
 
 
-def depends_on_length(value: _Scheduled | LevelByHistory) -> bool:
+def depends_on_length(value: Schedule) -> bool:
     """Whether the value at a step changes when the stage is made longer."""
-    return not isinstance(value, ConstantValue | LevelByHistory)
+    return not isinstance(value, ConstantValue)
 
 
-def bounds(value: _Scheduled) -> tuple[float, float]:
+def bounds(value: Schedule) -> tuple[float, float]:
     """Smallest and largest value the schedule takes."""
     if isinstance(value, ConstantValue):
         return value.value, value.value

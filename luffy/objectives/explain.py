@@ -3,28 +3,20 @@
 from collections.abc import Sequence
 from textwrap import wrap
 
-from luffy.config.group import (
-    BinomialLength,
-    DynamicSampling,
-    EvenlySpacedLength,
-    GroupAdvantage,
-    NoAdvantage,
-    PrefixConfig,
-    SuccessLadder,
-    UniformLength,
-)
+from luffy.config.group import DynamicSampling, GroupAdvantage, NoAdvantage
 from luffy.config.objective import ObjectiveConfig
+from luffy.config.starts import Critique, StartConfig, TracePrefix, WholeTrace
 from luffy.config.terms import TermConfig
 
 _WIDTH = 110
 _LABEL = 12
 _SELECTED = {"on_policy": "on-policy tokens", "off_policy": "off-policy tokens", "response": "all response tokens"}
-_LEARNED = {"bare": "without it", "hinted": "with it"}
 _KEPT = {
     "all": "all replace wrong rollouts",
     "first_correct": "the first correct one replaces a wrong rollout",
     "all_correct": "all correct ones replace wrong rollouts",
     "best": "the first correct one, else the first, replaces a rollout",
+    "nearest": "those of the best try replace the group, where one of them is correct",
 }
 _SYMBOLS = (
     "A advantage; p = pi_theta(token), with gradient, at the temperature of the rollouts where nothing else is said; "
@@ -38,6 +30,7 @@ def explain_objective(objective: ObjectiveConfig, max_response_tokens: int) -> s
     """The group, the advantage, every term with its coefficient and normaliser, and the symbols."""
     lines = [
         *_entry("Group", _group(objective)),
+        *(line for name, start in objective.group.starts.items() for line in _paragraph(name, _start(start))),
         *_entry("Advantage", _advantage(objective)),
         *explain_terms(objective.terms, max_response_tokens),
     ]
@@ -65,10 +58,12 @@ def explain_terms(terms: Sequence[TermConfig], max_response_tokens: int) -> list
         if term.top_entropy_share is not None:
             texts.append(f"at the {term.top_entropy_share:.0%} of each row's selected tokens with the highest entropy")
         texts.append(f"divided by {_denominator(term, terms, max_response_tokens)}")
-        lines.append("")
-        for number, text in enumerate(texts):
-            lines += _entry("" if number else term.name, text)
+        lines += ["", *_paragraph(term.name, texts)]
     return lines
+
+
+def _paragraph(name: str, texts: Sequence[str]) -> list[str]:
+    return [line for number, text in enumerate(texts) for line in _entry("" if number else name, text)]
 
 
 def _denominator(term: TermConfig, terms: Sequence[TermConfig], max_response_tokens: int) -> str:
@@ -89,53 +84,8 @@ def _denominator(term: TermConfig, terms: Sequence[TermConfig], max_response_tok
 
 def _group(objective: ObjectiveConfig) -> str:
     group = objective.group
-    rollouts = group.size - group.off_policy
-    parts = [f"{group.size} rows a prompt: {rollouts} rollouts"]
-    if group.off_policy_when_accuracy_at_most is not None:
-        parts = [
-            f"{group.size} rollouts a prompt; where the share of correct ones is at most "
-            f"{group.off_policy_when_accuracy_at_most:g}, {group.off_policy} of the wrong ones give way to traces"
-        ]
-        if group.choose == "likeliest_answer":
-            parts[0] += (
-                " (correct ones, after whose reasoning the policy gives the reference answer's tokens the highest mean "
-                "probability)"
-            )
-    elif group.prefix is not None:
-        parts.append(f"{group.off_policy} that begin with a prefix of a trace, {_prefix(group.prefix)}")
-    elif group.off_policy:
-        parts.append(
-            f"{group.off_policy} demonstration{'s' * (group.off_policy > 1)} (a whole trace is a row of its own)"
-        )
-    if group.guidance is not None:
-        parts.append(f"traces only for prompts whose running pass rate is at most {group.guidance.pass_rate_at_most:g}")
-    if (hint := group.hint) is not None and hint.groups is not None:
-        shares = " or ".join(f"{share:.0%}" for share in hint.levels)
-        parts.append(
-            f"in {hint.groups.share:.0%} of the groups sampled and learned with a hint ({shares} of a trace's steps; "
-            f"the level: {hint.groups.level.formula()})"
-        )
-    elif hint is not None:
-        shares = " or ".join(f"{share:.0%}" for share in hint.levels)
-        after = f", after {hint.after:.0%} of the steps" if hint.after else ""
-        parts.append(
-            f"where the share of correct ones is at most {hint.accuracy_at_most:g}{after}: {hint.num_rows} more "
-            f"sampled with a hint ({shares} of a trace's steps) and learned {_LEARNED[hint.learn]}, of which "
-            f"{_KEPT[hint.keep]}"
-        )
-    if (retry := group.retry) is not None:
-        shown = {"each": "a response of the first round", "all": "the wrong answers of the first round"}[retry.about]
-        parts.append(
-            f"where the share of correct ones is at most {retry.accuracy_at_most:g}: {retry.num_rows} more sampled "
-            f"with {shown} and the grader's feedback in the prompt, and learned {_LEARNED[retry.learn]}, of which "
-            f"{_KEPT[retry.keep]}"
-        )
-    if (anchor := group.anchor) is not None:
-        parts.append(
-            f"where the share of correct ones is at most {anchor.accuracy_at_most:g}: as many others that continue the "
-            f"start of a trace, with as many of its {anchor.pieces} pieces as make a share between "
-            f"{anchor.success_at_least:g} and {anchor.success_at_most:g} of them correct (binary search)"
-        )
+    parts = [f"{group.size} rows a prompt"]
+    parts += [] if group.starts else ["all of them rollouts"]
     if objective.replay is not None:
         parts.append(
             f"{objective.replay.share:.0%} of the prompts are replayed (one earlier success in place of a rollout) "
@@ -148,18 +98,43 @@ def _group(objective: ObjectiveConfig) -> str:
     return ", ".join(parts)
 
 
-def _prefix(config: PrefixConfig) -> str:
-    length = config.length
-    shared = ", the same for all of a group" if config.shared else ""
-    if isinstance(length, UniformLength):
-        return f"a share ~ U({length.low.formula()}, {length.high.formula()}){shared}"
-    if isinstance(length, BinomialLength):
-        return f"Binomial({length.chunks}, {length.probability.formula()}) of {length.chunks} pieces{shared}"
-    if isinstance(length, SuccessLadder):
-        rungs = (f"{rung.rows} with {rung.share:.0%} where below {rung.below:g}" for rung in length.rungs)
-        return f"by the share of correct rows so far: {', then '.join(rungs)}, else none of it"
-    assert isinstance(length, EvenlySpacedLength)
-    return f"shares evenly spaced from {length.low:g} to {length.high:g}"
+def _start(start: StartConfig) -> list[str]:
+    """Which rows have it, what they are shown, how much, and what becomes of them."""
+    rows = "all rows" if start.rows == "all" else f"{start.rows} row{'s' * (start.rows > 1)}"
+    when, show = start.when, start.show
+    shown = {
+        "trace": "a whole trace each, of which nothing is sampled",
+        "prefix": "the beginning of a trace, which the policy continues",
+        "hint": "in the prompt, the first steps of a trace",
+        "critique": "in the prompt, responses of the first round and the grader's feedback on them",
+    }[show.kind]
+    if isinstance(show, WholeTrace) and show.choose == "likeliest_answer":
+        shown += (
+            " (correct ones, after whose reasoning the policy gives the reference answer's tokens the highest mean "
+            "probability)"
+        )
+    if isinstance(show, TracePrefix) and show.pieces is not None:
+        shown += f", cut into {show.pieces} pieces"
+    if isinstance(show, Critique):
+        shown += {"each": " (one response a row)", "all": " (the wrong ones together)"}[show.about]
+    texts = [f"{rows}: {shown}"]
+    if when is not None and when.share is not None:
+        texts[0] = f"in {when.share:.0%} of the groups, {texts[0]}"
+    elif when is not None and when.accuracy_at_most is not None:
+        after = f", after {when.after:.0%} of the steps" if when.after else ""
+        more = "" if isinstance(show, WholeTrace) else " more"
+        texts[0] = f"where the share of correct rollouts is at most {when.accuracy_at_most:g}{after}: {rows}{more}: {shown}"
+    elif when is not None:
+        texts[0] = f"of prompts whose running pass rate is at most {when.pass_rate_at_most:g}, {texts[0]}"
+    if start.dose is not None:
+        shared = ", one d for the group" if start.shared else ""
+        formula = start.dose.formula()
+        texts.append(f"as much as the share d of it: {formula if formula.startswith('d') else f'd = {formula}'}{shared}")
+    if start.is_in_prompt:
+        texts.append({"bare": "learned under the bare prompt, as off-policy rows", "shown": "learned with it"}[start.learn])
+    if start.is_fallback:
+        texts.append(_KEPT[start.keep])
+    return texts
 
 
 def _advantage(objective: ObjectiveConfig) -> str:
@@ -168,7 +143,7 @@ def _advantage(objective: ObjectiveConfig) -> str:
         return "none: no term uses the rewards"
     words = [f"A = {config.formula()}"]
     if isinstance(config, GroupAdvantage) and config.kind != "raw" and objective.has_off_policy_rows:
-        displaced = " that stay" if objective.group.off_policy_when_accuracy_at_most is not None else ""
+        displaced = " that stay" if objective.group.fallback is not None else ""
         outside = f"only the rollouts{displaced}; other rows have A = 0"
         words.append(f"over {'all rows of the group' if config.population == 'joint' else outside}")
     if config.zero_truncated:

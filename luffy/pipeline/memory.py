@@ -24,6 +24,7 @@ from luffy.config.chain import views_of
 from luffy.config.evaluation import EvaluationConfig
 from luffy.config.model import ModelConfig
 from luffy.config.settings import has_own_vllm, scored_by
+from luffy.config.starts import Critique, TraceHint
 from luffy.config.training import ModelTeacher, SelfTeacher
 from luffy.json_text import parse_json
 from luffy.model_shape import ModelArchitecture, adapter_activation_bytes, adapter_parameters, architecture_of
@@ -311,7 +312,7 @@ class _Rank:
             objective = config.objective
             assert objective is not None
             terms = (*objective.terms, *(objective.interleaved_sft.terms if objective.interleaved_sft else ()))
-            more = rl.max_response_tokens + (0 if objective.learns_without_hints else _hint_tokens(config))
+            more = rl.max_response_tokens + _hint_tokens(config, learned=True)
         tokens = self._most_tokens(config.data.max_prompt_tokens + more)
         packed = bool(self._execution.packing)
         kept, one_layer = activation_bytes(shape, self._bytes, checkpointing=checkpointing, by_sequence=packed)
@@ -387,14 +388,20 @@ def rl_engine_memory(architecture: ModelArchitecture, config: ExperimentConfig, 
     return _vllm_memory(architecture, config, gpu_gib, RL_ENGINE, config.rl.max_response_tokens + _hint_tokens(config))
 
 
-def _hint_tokens(config: ExperimentConfig) -> int:
-    """Largest number of tokens that a hint, or the first round, adds to RL's prompts, without the template's words."""
-    group = config.objective.group if config.objective is not None else None
-    if group is not None and group.retry is not None:
-        assert config.rl is not None
-        longest = group.retry.max_prompt_tokens or config.data.max_prompt_tokens + config.rl.max_response_tokens
-        return max(longest - config.data.max_prompt_tokens, 0)
-    return 0 if group is None or group.hint is None else math.ceil(group.hint.levels[-1] * config.data.max_trace_tokens)
+def _hint_tokens(config: ExperimentConfig, *, learned: bool = False) -> int:
+    """Largest number of tokens that a hint, or the first round, adds to RL's prompts, without the template's words;
+    `learned`: to those of the rows that the policy learns from."""
+    longest = 0
+    for start in config.objective.group.starts.values() if config.objective is not None else ():
+        if learned and start.learn == "bare":
+            continue
+        if isinstance(start.show, Critique):
+            assert config.rl is not None
+            most = start.show.max_prompt_tokens or config.data.max_prompt_tokens + config.rl.max_response_tokens
+            longest = max(longest, most - config.data.max_prompt_tokens)
+        elif isinstance(start.show, TraceHint):
+            longest = max(longest, math.ceil(start.largest_dose * config.data.max_trace_tokens))
+    return longest
 
 
 def shared_context(config: ExperimentConfig) -> int | None:

@@ -438,7 +438,7 @@ def _response(record: SampleRecord) -> Sample:
 def _sample(rollout: SampleRollout) -> Sample:
     badges = [
         rollout.source.replace("_", "-"),
-        f"hint of level {rollout.hint_level}" if rollout.hint_level is not None else "",
+        f"{rollout.start} {'' if rollout.dose is None else f'{rollout.dose:.2g}'}".strip() if rollout.start else "",
         rollout.outcome.replace("_", " "),
         f"reward {rollout.reward:g}",
         f"advantage {rollout.advantage:+.3f}" if rollout.advantage is not None else "",

@@ -1,8 +1,7 @@
 """Builds graded groups from prompts, and chooses those that a step trains on.
 
-A group has rollouts, off-policy rows (traces or their prefixes) and replayed rows. Where its rollouts fail, a fallback
-adds whole traces, rollouts under another prompt or branches off a trace; a configuration has at most one of them
-(`GroupConfig`).
+A group has rollouts of the bare prompt, rows with a start (`luffy.rl.starts`) and replayed rows. They are sampled in one
+launch, then in further ones where a start has several rounds or waits for what the rollouts bring.
 
 A zero-variance group is one whose rewards are all equal, over rollouts, off-policy and replayed rows together: with the
 joint population, it has no policy gradient. The same rule applies under `advantage.population: on_policy`, and keeps a
@@ -13,45 +12,60 @@ import itertools
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
-from luffy.config.group import (
-    AdvantageConfig,
-    DynamicSampling,
-    GroupAdvantage,
-    GroupConfig,
-    GroupFilter,
-    SuccessLadder,
-)
+from luffy.config.group import AdvantageConfig, DynamicSampling, GroupAdvantage, GroupConfig, GroupFilter
+from luffy.config.starts import Critique, SearchDose
 from luffy.config.training import OverlongConfig
 from luffy.environments.episodes import EpisodePlayer
 from luffy.environments.limits import refuse_failures
 from luffy.environments.transcript import transcript
 from luffy.grading.request import Grader
-from luffy.rl.retries import RetryPrompts
-from luffy.rl.rows import Demonstration, HintedPrompt, RolloutTask, Row, RowSampler, Visit, replayed_row
-from luffy.rl.trace_starts import Anchors, AnchorSearch, HintedPrompts, prefix_length, with_hinted_rows
+from luffy.rl.doses import Ask, Try
+from luffy.rl.rows import RolloutTask, Row, RowSampler, Visit, replayed_row
+from luffy.rl.starts import GroupStart, Slot, under
 from luffy.rollout.engine import RolloutEngine, SamplingParams, StopTexts
 from luffy.seeds import derive_seed
 from luffy.tracking.tracker import SampleRollout
 from luffy.training.batching import row_advantages
-from luffy.types import FinishReason, Group, Source, Trajectory
+from luffy.types import FinishReason, Group, Start, Trajectory
 
-_Sample = Callable[[Sequence[Sequence[Row]]], list[list[Trajectory]]]
-"""Samples and grades the rows planned for each task; returns those whose environment did not fail."""
+@dataclass(slots=True)
+class _Draft:
+    """A group in the making."""
+
+    visit: Visit
+    slots: dict[str, Sequence[Slot | None]]
+    """By start: the traces of its rows."""
+    num_bare: int
+    rows: list[Trajectory] = field(default_factory=list)
+    """Those sampled so far, in order; without those of fallbacks."""
+    taken: Counter[str] = field(default_factory=Counter)
+    """Slots of each start that were planned."""
+    rounds: Counter[str] = field(default_factory=Counter)
+    tried: dict[str, list[Try]] = field(default_factory=dict)
+    failed: list[Trajectory] = field(default_factory=list)
+    num_planned: int = 0
+    """Rows without those of fallbacks."""
+
+    def group(self) -> Group:
+        """The group as far as it is known, without fallbacks."""
+        task = self.visit.task
+        if task.begun is not None:
+            return _continued(task.begun, self.rows)
+        return Group(task.uid, (*self.rows, *_replayed(task)))
 
 
 @dataclass(slots=True)
 class GroupCollector:
-    """Plans the rows of each group, has them sampled and graded, and applies the fallback where rollouts fail.
+    """Plans the rows of each group, and has them sampled and graded.
 
-    A group has rollouts, then off-policy rows, then the replayed row, which is not graded again. Off-policy rows are
-    whole traces or, with `group.prefix`, prefixes of traces that the policy continues. A whole trace is used once per
-    group, so a prompt with too few traces gets more rollouts instead; prefixes may all come from one trace. Rows whose
-    environment failed are kept apart (`Group.failed`), so a group may have fewer rows than planned. With `step_tokens`
-    a group may stay open (`Group.is_open`).
+    A group has rollouts, then the rows of each start in order, then the replayed row, which is not graded again. A
+    prompt with too few traces gets more rollouts instead. Rows whose environment failed are kept apart
+    (`Group.failed`), so a group may have fewer rows than planned. With `step_tokens` a group may stay open
+    (`Group.is_open`).
 
-    For `decode`, `player` and `stops` see `RowSampler`; `hints`, `retries` and `anchors` come with their sections of
-    `group`.
+    For `decode`, `player` and `stops` see `RowSampler`; `starts` are those of `group`.
     """
 
     grader: Grader
@@ -60,19 +74,15 @@ class GroupCollector:
     group: GroupConfig
     seed: int
     total_steps: int
+    starts: Sequence[GroupStart] = ()
     player: EpisodePlayer | None = None
     stops: StopTexts | None = None
-    hints: HintedPrompts | None = None
-    retries: RetryPrompts | None = None
-    anchors: Anchors | None = None
     overlong: OverlongConfig | None = None
     step_tokens: int | None = None
     sampler: RowSampler = field(init=False)
 
     def __post_init__(self) -> None:
-        assert (self.hints is None) == (self.group.hint is None), "hints come with their section"
-        assert (self.retries is None) == (self.group.retry is None), "retries come with their section"
-        assert (self.anchors is None) == (self.group.anchor is None), "anchors come with their section"
+        assert [start.name for start in self.starts] == [*self.group.starts], "starts come with their section"
         self.sampler = RowSampler(
             self.grader, self.decode, self.params, self.player, self.stops, self.overlong, self.step_tokens
         )
@@ -86,188 +96,143 @@ class GroupCollector:
         a step is sampled with new seeds. Raises EnvironmentFault when the environment failed in more than
         `max_failed_share` of all episodes played here.
         """
-        seen, visits = Counter(earlier), list[Visit]()
+        seen, drafts = Counter(earlier), list[_Draft]()
         for task in tasks:
-            visits.append(Visit(task, step, seen[task.uid]))
+            drafts.append(self._draft(Visit(task, step, seen[task.uid])))
             seen[task.uid] += 1
-        failed: list[list[Trajectory]] = [[] for _ in tasks]
         episodes: list[FinishReason] = []  # the end of every row that was played
-
-        def sample(plans: Sequence[Sequence[Row]]) -> list[list[Trajectory]]:
-            rows = self.sampler.sample(engine, tasks, plans)
-            for apart, plan, found in zip(failed, plans, rows, strict=True):
-                apart += [row for row in found if row.has_failed]
+        plans = [self._first(draft) for draft in drafts]
+        while any(plans):
+            for draft, plan, found in zip(drafts, plans, self.sampler.sample(engine, tasks, plans), strict=True):
                 pairs = zip(plan, found, strict=True)
                 episodes.extend(row.finish_reason for planned, row in pairs if self.sampler.is_played(planned))
-            return [[row for row in found if not row.has_failed] for found in rows]
-
-        rows = self._sampled(visits, sample)
-        groups = [
-            Group(task.uid, (*found, *_replayed(task))) if task.begun is None else _continued(task.begun, found)
-            for task, found in zip(tasks, rows, strict=True)
-        ]
-        if self.group.off_policy_when_accuracy_at_most is not None:
-            groups = self._with_traces(visits, groups, sample, self.group.off_policy_when_accuracy_at_most)
-        elif self.hints is not None or self.retries is not None:
-            groups = self._with_hints(visits, groups, sample)
-        elif self.anchors is not None:
-            groups = self._anchored(visits, groups, sample, self.anchors)
+                self._enter(draft, plan, found)
+            plans = [self._next(draft) for draft in drafts]
         if self.player is not None:
             refuse_failures(episodes, self.player.limits)
-        return [replace(group, failed=tuple(apart)) for group, apart in zip(groups, failed, strict=True)]
+        return [self._finished(draft) for draft in drafts]
 
     def grading_s(self) -> float:
         """Seconds spent on grading since the last call."""
         return self.sampler.grading_s()
 
-    def _sampled(self, visits: Sequence[Visit], sample: _Sample) -> list[list[Trajectory]]:
-        """The rows of each group, all at once or, with `prefix.length.kind: by_success`, rung after rung."""
-        plans = [self._plan(visit) for visit in visits]
-        ladder = None if self.group.prefix is None else self.group.prefix.length
-        if not isinstance(ladder, SuccessLadder):
-            return sample(plans)
-        start = self.group.size - ladder.num_rows
-        found = sample([plan[:start] for plan in plans])
-        for rung in ladder.rungs:
-            guides = [bool(rows) and sum(row.is_correct for row in rows) / len(rows) < rung.below for rows in found]
-            parts = [
-                [row if is_guided else replace(row, num_given=0) for row in plan[start : start + rung.rows]]
-                for plan, is_guided in zip(plans, guides, strict=True)
-            ]
-            found = [[*rows, *more] for rows, more in zip(found, sample(parts), strict=True)]
-            start += rung.rows
-        return found
+    def _draft(self, visit: Visit) -> _Draft:
+        """How many rows of a group each start has, and their traces."""
+        if visit.task.begun is not None:
+            return _Draft(visit, {}, 0)
+        present = [start for start in self.starts if not start.config.is_fallback and start.is_in(visit)]
+        room = self.group.size - len(_replayed(visit.task))
+        numbers = {start.name: start.config.rows for start in present if isinstance(start.config.rows, int)}
+        rest = room - sum(numbers.values())
+        slots = {start.name: start.slots(visit, numbers.get(start.name, rest)) for start in present}
+        return _Draft(visit, slots, room - sum(map(len, slots.values())))
 
-    def _plan(self, visit: Visit) -> list[Row]:
-        """The rows of a group before generation: rollouts, then off-policy rows; of an open group the interrupted
-        ones."""
-        task = visit.task
-        if task.begun is not None:
-            rows = [row for row in task.begun.trajectories if row.finish_reason is FinishReason.INTERRUPTED]
+    def _first(self, draft: _Draft) -> list[Row]:
+        """The rows of the first launch: rollouts, then those of starts that wait for nothing; of an open group the
+        interrupted ones."""
+        visit, begun = draft.visit, draft.visit.task.begun
+        if begun is not None:
+            rows = [row for row in begun.trajectories if row.finish_reason is FinishReason.INTERRUPTED]
             return [
-                Row(row.prompt_ids, derive_seed(self.seed, "continued", visit.step, task.uid, place), begun=row)
+                Row(row.prompt_ids, derive_seed(self.seed, "continued", visit.step, visit.task.uid, place), begun=row)
                 for place, row in enumerate(rows, start=visit.repeat * self.group.size)
             ]
-        traces = self._traces(task, visit.step) if self.group.off_policy_when_accuracy_at_most is None else []
-        num_rollouts = self.group.size - len(traces) - len(_replayed(task))
-        seeds = [
-            derive_seed(self.seed, "rollout", visit.step, task.uid, visit.repeat * self.group.size + sample)
-            for sample in range(num_rollouts + len(traces))
+        first = visit.repeat * self.group.size
+        plan = [
+            Row(visit.task.prompt_ids, derive_seed(self.seed, "rollout", visit.step, visit.task.uid, place))
+            for place in range(first, first + draft.num_bare)
         ]
-        hinted = [] if self.hints is None else self.hints.of_group(visit, num_rollouts)
-        prompts = itertools.chain(hinted, itertools.repeat(None))
-        rollouts = zip(seeds[:num_rollouts], prompts, strict=False)
-        return [Row(task.prompt_ids, seed, hinted=prompt) for seed, prompt in rollouts] + [
-            Row(task.prompt_ids, seed, trace, self._num_given(trace, visit, index, len(traces)))
-            for index, (seed, trace) in enumerate(zip(seeds[num_rollouts:], traces, strict=True))
-        ]
+        draft.num_planned = draft.num_bare
+        for start in self.starts:
+            if not start.waits:
+                plan += self._round(draft, start)
+        return plan
 
-    def _traces(self, task: RolloutTask, step: int) -> list[Demonstration]:
-        """The trace of each off-policy row: consecutive ones from a random start, which differs from step to step. All
-        of them where the trainer is to choose."""
-        available, prefix = task.demonstrations, self.group.prefix
-        if not available:
+    def _next(self, draft: _Draft) -> list[Row]:
+        """The rows of the next launch: a further round of a start, or the first of one that waits; at last those of a
+        fallback. Empty where the group is complete."""
+        for start in self.starts:
+            if not start.config.is_fallback and (plan := self._round(draft, start)):
+                return plan
+        for start in self.starts:
+            if start.config.is_fallback and (plan := self._fallback(draft, start)):
+                return plan
+        return []
+
+    def _round(self, draft: _Draft, start: GroupStart) -> list[Row]:
+        """The next round of a start that takes the places of rollouts."""
+        slots, taken = draft.slots.get(start.name, ()), draft.taken[start.name]
+        if taken >= len(slots):
             return []
-        start = derive_seed(self.seed, "demonstration", step, task.uid) % len(available)
-        wanted = self.group.off_policy if self.group.choose == "in_turn" else len(available)
-        count = wanted if prefix else min(wanted, len(available))
-        stride = 0 if prefix and prefix.shared else 1
-        return [available[(start + i * stride) % len(available)] for i in range(count)]
+        count = start.rows_in_round(draft.rounds[start.name], len(slots))
+        first = draft.visit.repeat * self.group.size + draft.num_planned
+        rows = []
+        for place, slot in enumerate(slots[taken : taken + count]):
+            row = start.row(draft.visit, slot, first + place, partial(self._ask, draft, start, taken + place))
+            assert row is not None, "only a search ends by itself"
+            rows.append(row)
+        draft.taken[start.name] += len(rows)
+        draft.rounds[start.name] += 1
+        draft.num_planned += len(rows)
+        return rows
 
-    def _num_given(self, trace: Demonstration, visit: Visit, index: int, count: int) -> int:
-        """Tokens of the trace that off-policy row `index` of `count` begins with."""
-        if self.group.prefix is None:
-            return len(trace.token_ids)
-        length = len(trace.token_ids)
-        wanted = prefix_length(self.group.prefix, length, visit, index, count, self.total_steps, self.seed)
-        if self.stops is not None:  # no stop text in the prefix, so that the policy has something left to write
-            wanted = self.stops.before_first(trace.token_ids[:wanted])
-        while wanted and trace.source and trace.source[wanted - 1] is Source.ENVIRONMENT:
-            wanted -= 1  # the prefix ends with a turn of the assistant, which the live environment answers itself
-        return wanted
-
-    def _with_traces(
-        self, visits: Sequence[Visit], groups: Sequence[Group], sample: _Sample, bound: float
-    ) -> list[Group]:
-        """Whole traces in place of the last wrong rollouts (`group.off_policy_when_accuracy_at_most`). Others among
-        which the trainer is to choose go to `Group.replaced` (`luffy.rl.trace_choice`)."""
-        plans = [
-            [
-                Row(visit.task.prompt_ids, trace=trace, num_given=len(trace.token_ids))
-                for trace in (self._traces(visit.task, visit.step) if _fails(group, bound) else ())
+    def _fallback(self, draft: _Draft, start: GroupStart) -> list[Row]:
+        """The next round of a start that is for groups whose rollouts fail."""
+        visit, round, searches = draft.visit, draft.rounds[start.name], isinstance(start.config.dose, SearchDose)
+        due = start.is_in(visit) and start.is_due(visit, draft.group())
+        if not due or (round and not searches):
+            return []
+        count = start.config.num_rows(self.group.size)
+        draft.rounds[start.name] += 1
+        first = visit.repeat * count
+        if isinstance(start.config.show, Critique):
+            return [
+                under(Row(visit.task.prompt_ids, start.seed_of(visit, place), start=Start(start.name)), prompt)
+                for place, prompt in enumerate(start.critiques(visit, draft.group().rollouts), start=first)
             ]
-            for visit, group in zip(visits, groups, strict=True)
-        ]
-        changed = []
-        chosen_later = self.group.choose != "in_turn"
-        for group, found in zip(groups, sample(plans), strict=True):
-            wrong = [row for row in group.rollouts if not row.is_correct]
-            traces = [row for row in found if row.is_correct] if chosen_later else found
-            count = min(len(traces), len(wrong), self.group.off_policy)
-            leaving, surplus = wrong[len(wrong) - count :], traces[count:] if chosen_later else []
-            staying = tuple(row for row in group.trajectories if not any(row is other for other in leaving))
-            changed.append(replace(group, trajectories=(*staying, *traces[:count]), replaced=(*leaving, *surplus)))
-        return changed
+        if start.name not in draft.slots:
+            draft.slots[start.name] = start.slots(visit, count)
+        rows = []
+        for index, slot in enumerate(draft.slots[start.name]):
+            row = start.row(visit, slot, first + index, partial(self._ask, draft, start, index))
+            if row is None:
+                return []
+            rows.append(row)
+        return rows
 
-    def _with_hints(self, visits: Sequence[Visit], groups: Sequence[Group], sample: _Sample) -> list[Group]:
-        """Rollouts under a prompt that shows more (`group.hint`, `group.retry`), in place of others."""
-        second = self.group.hint or self.group.retry
-        assert second is not None
-        plans: list[list[Row]] = []
-        for visit, group in zip(visits, groups, strict=True):
-            task, step = visit.task, visit.step
-            prompts = self._hinted_prompts(visit, group) if _fails(group, second.accuracy_at_most) else []
-            plans.append([])
-            for place, prompt in enumerate(prompts, start=visit.repeat * second.num_rows):
-                seed = derive_seed(self.seed, "hinted rollout", step, task.uid, place)
-                plans[-1].append(Row(task.prompt_ids, seed, hinted=prompt))
-        if not any(plans):
-            return list(groups)
-        return [
-            with_hinted_rows(group, rows, second.keep) if rows else group
-            for group, rows in zip(groups, sample(plans), strict=True)
-        ]
+    def _ask(self, draft: _Draft, start: GroupStart, index: int, length: int) -> Ask:
+        visit, rows = draft.visit, draft.rows
+        return Ask(
+            step=visit.step,
+            total_steps=self.total_steps,
+            index=0 if start.config.shared else index,
+            count=len(draft.slots[start.name]),
+            length=length,
+            random=start.random(visit, index),
+            known=visit.task.known.get(start.name, {}),
+            round=draft.rounds[start.name],
+            so_far=sum(row.is_correct for row in rows) / len(rows) if rows else None,
+            tried=tuple(draft.tried.get(start.name, ())),
+        )
 
-    def _hinted_prompts(self, visit: Visit, group: Group) -> list[HintedPrompt]:
-        if self.retries is not None:
-            return self.retries.of(visit.task, group.rollouts)
-        assert self.hints is not None
-        return self.hints.of(visit.task, visit.step) if self.hints.are_due(visit.step) else []
+    def _enter(self, draft: _Draft, plan: Sequence[Row], found: Sequence[Trajectory]) -> None:
+        """Put the sampled rows of a launch into their group; those whose environment failed, apart."""
+        rows = [row for row in found if not row.has_failed]
+        draft.failed += [row for row in found if row.has_failed]
+        doses = {row.start.name: row.start.dose for row in reversed(plan) if row.start is not None}
+        for start in self.starts:
+            if start.name in doses:
+                own = tuple(row for row in rows if row.start is not None and row.start.name == start.name)
+                draft.tried.setdefault(start.name, []).append(Try(doses[start.name] or 0.0, own))
+        if not any(start.config.is_fallback and start.name in doses for start in self.starts):
+            draft.rows += rows
 
-    def _anchored(
-        self, visits: Sequence[Visit], groups: Sequence[Group], sample: _Sample, anchors: Anchors
-    ) -> list[Group]:
-        """Groups that continue the start of a trace (`group.anchor`), as much of it as the policy needs to succeed
-        sometimes."""
-        searches = [
-            anchors.search(visit.task, visit.step) if _fails(group, anchors.config.accuracy_at_most) else None
-            for visit, group in zip(visits, groups, strict=True)
-        ]
-        while any(search is not None and search.num_pieces is not None for search in searches):
-            plans = [self._branches(search, visit) for search, visit in zip(searches, visits, strict=True)]
-            for search, rows in zip(searches, sample(plans), strict=True):
-                if search is not None and rows:
-                    search.observe(rows)
-        return [
-            group if search is None else search.group(group) for search, group in zip(searches, groups, strict=True)
-        ]
-
-    def _branches(self, search: AnchorSearch | None, visit: Visit) -> list[Row]:
-        """The rows of a group for the next try of a search; empty where the search is over."""
-        if search is None or search.num_pieces is None:
-            return []
-        given, size = search.num_given, self.group.size
-        if self.stops is not None:  # no stop text in the prefix, so that the policy has something left to write
-            given = self.stops.before_first(search.trace.token_ids[:given])
-        uid, places = visit.task.uid, range(visit.repeat * size, (visit.repeat + 1) * size)
-        seeds = [derive_seed(self.seed, "branch", visit.step, uid, search.num_pieces, place) for place in places]
-        return [Row(visit.task.prompt_ids, seed, search.trace, given) for seed in seeds]
-
-
-def _fails(group: Group, accuracy_at_most: float) -> bool:
-    """Whether the rollouts call for the fallback. Where the environment failed in all of them, or some are interrupted,
-    nothing is known."""
-    return bool(group.rollouts) and not group.is_open and group.accuracy <= accuracy_at_most
+    def _finished(self, draft: _Draft) -> Group:
+        group = draft.group()
+        for start in self.starts:
+            if start.config.is_fallback and start.name in draft.tried:
+                group = start.changed(group, draft.tried[start.name])
+        return replace(group, failed=tuple(draft.failed))
 
 
 def _continued(group: Group, rows: Sequence[Trajectory]) -> Group:
@@ -341,8 +306,9 @@ def sample_rollouts(
                 advantage=advantage,
                 reference=references.get(group.uid) or "",
                 measures=dict(row.measures),
-                hint_level=None if row.hint is None else row.hint.level,
-                hint="" if row.hint is None else row.hint.text,
+                start=None if row.start is None else row.start.name,
+                dose=None if row.start is None else row.start.dose,
+                hint=(row.start.shown if row.start is not None else None) or "",
             )
         )
     return samples

@@ -16,10 +16,10 @@ from typing import Any
 from luffy.cluster.local import Cluster
 from luffy.config.model import DType
 from luffy.config.settings import RLSettings
-from luffy.config.terms import LevelByHistory
 from luffy.errors import CheckpointError, NumericalError
+from luffy.rl.doses import memory_of
 from luffy.rl.groups import GroupCollector, kept_groups, needs_more
-from luffy.rl.prompts import NEVER_DRAWN, HintLevels, PromptHistory, fresh_uids, open_sampler
+from luffy.rl.prompts import NEVER_DRAWN, PromptHistory, PromptRecord, fresh_uids, open_sampler
 from luffy.rl.replay import FailedPrompts, ReplayBuffer
 from luffy.rl.rows import BusyTime, RolloutTask
 from luffy.rl.teaching import ServedScorer, TeacherPrompts
@@ -28,13 +28,12 @@ from luffy.rollout.engine import RolloutEngine
 from luffy.seeds import derive_seed
 from luffy.tracking.journal import RolloutJournal
 from luffy.tracking.rollout_metrics import (
-    anchor_metrics,
     choice_metrics,
-    hint_metrics,
     learned_metrics,
     partial_metrics,
     rollout_metrics,
     staleness_metrics,
+    start_metrics,
     tokens_sampled,
 )
 from luffy.training.learner import Trainer
@@ -90,9 +89,8 @@ class StepRunner:
         metrics["batch/kept_share"] = len(kept) / len(groups)
         metrics |= staleness_metrics(groups, step, rl.staleness_bound)
         metrics |= {} if rl.partial_rollout_tokens is None else partial_metrics(found, step)
-        metrics |= hint_metrics(groups) if objective.group.hint or objective.group.retry else {}
-        metrics |= {} if objective.group.anchor is None else anchor_metrics(groups)
-        metrics |= {} if objective.group.choose == "in_turn" else choice_metrics(groups)
+        metrics |= start_metrics(groups, objective.group.starts)
+        metrics |= choice_metrics(groups) if objective.group.lets_trainer_choose else {}
         metrics |= self._experience.metrics(step, found)
         teaching_began = time.perf_counter()
         taught = kept if self._teaching is None else self._teaching.taught(kept)
@@ -175,24 +173,26 @@ class Experience:
         self._trainer = trainer
         self._choice = choice
         objective = settings.objective
-        assert (choice is None) == (objective.group.choose == "in_turn"), "a choice comes with its setting"
-        replay, guidance, sft = objective.replay, objective.group.guidance, objective.interleaved_sft
+        assert (choice is not None) == objective.group.lets_trainer_choose, "a choice comes with its setting"
+        replay, sft, starts = objective.replay, objective.interleaved_sft, objective.group.starts
         ahead = settings.rl.max_staleness
         self._by_uid = {task.uid: task for task in tasks}
         self._sampler = open_sampler(settings, tasks)
         self._replay = None if replay is None else ReplayBuffer(replay, settings.seed, journal.read_group, ahead)
-        self._pass_rates = None if guidance is None else PromptHistory(guidance.memory, ahead)
         self._failed = None if sft is None else FailedPrompts()
-        hint = objective.group.hint
-        by_history = None if hint is None or hint.groups is None else hint.groups.level
-        self._levels = None
-        if hint is not None and isinstance(by_history, LevelByHistory):
-            self._levels = HintLevels(by_history, len(hint.levels), ahead)
+        self._solved = {
+            name: (start.when.pass_rate_at_most, PromptHistory(start.when.memory, ahead))
+            for name, start in starts.items()
+            if start.when is not None and start.when.pass_rate_at_most is not None
+        }
+        """By start: the highest pass rate of a prompt that has it, and the history of all prompts."""
+        doses = {name: memory_of(name, start, ahead) for name, start in starts.items()}
+        self._doses = {name: memory for name, memory in doses.items() if memory is not None}
         memories = {
             "replay": self._replay,
             "failed": self._failed,
-            "pass_rates": self._pass_rates,
-            "levels": self._levels,
+            **{f"pass rates of {name}": history for name, (_, history) in self._solved.items()},
+            **{f"dose of {name}": memory.fold for name, memory in self._doses.items()},
         }
         self._memories = {name: memory for name, memory in memories.items() if memory is not None}
         self._filter, self._wanted = objective.group.filter, settings.rl.prompts_per_step
@@ -263,10 +263,10 @@ class Experience:
     def observe(self, step: int, groups: Sequence[Group]) -> None:
         """Update the state with the groups of a step, open ones too; called once per step, after training on it."""
         self._sampler.observe(step, groups)
-        if self._pass_rates is not None:
-            self._pass_rates.observe(step, groups)
-        if self._levels is not None:
-            self._levels.observe(step, groups)
+        for _, history in self._solved.values():
+            history.observe(step, groups)
+        for memory in self._doses.values():
+            memory.observe(step, groups)
         closed = [group for group in groups if not group.is_open]
         if self._replay is not None:
             self._replay.observe(step, closed)
@@ -274,12 +274,7 @@ class Experience:
             self._failed.observe(closed, lambda uid: bool(self._by_uid[uid].demonstrations))
 
     def metrics(self, step: int, groups: Sequence[Group]) -> dict[str, float]:
-        metrics = self._sampler.metrics(step, groups)
-        if self._pass_rates is not None:
-            closed = [group for group in groups if not group.is_open]
-            guided = [any(Source.OFF_POLICY in row.source for row in group.trajectories) for group in closed]
-            metrics["batch/guided_share"] = sum(guided) / len(guided)
-        return metrics
+        return self._sampler.metrics(step, groups)
 
     def hard_demonstrations(self, step: int) -> list[Trajectory] | None:
         """Traces of queued prompts on which all rollouts failed; None until there are enough of them."""
@@ -321,19 +316,22 @@ class Experience:
         return [replace(self._by_uid[group.uid], begun=group) for group in groups]
 
     def _guided(self, step: int, tasks: Sequence[RolloutTask]) -> list[RolloutTask]:
-        """The tasks as earlier steps call for: without traces where the prompt was solved too often
-        (`group.guidance`), with the level of its hints (`LevelByHistory`)."""
-        if self._levels is not None:
-            levels = self._levels.as_known_to(step)
-            return [replace(task, hint_level=levels.get(task.uid, 1)) for task in tasks]
-        guidance = self._settings.objective.group.guidance
-        if self._pass_rates is None or guidance is None:
-            return list(tasks)
-        known = self._pass_rates.as_known_to(step)
-        rates = [known.get(task.uid, NEVER_DRAWN).pass_rate for task in tasks]
+        """The tasks with what earlier steps say of their starts: which of them a prompt goes without, having been solved
+        too often, and what doses depend on."""
+        solved = {name: (most, history.as_known_to(step)) for name, (most, history) in self._solved.items()}
+        known = {name: memory.known_to(step) for name, memory in self._doses.items()}
+
+        def is_solved(uid: str, most: float, rates: Mapping[str, PromptRecord]) -> bool:
+            rate = rates.get(uid, NEVER_DRAWN).pass_rate
+            return rate is not None and rate > most
+
         return [
-            task if rate is None or rate <= guidance.pass_rate_at_most else replace(task, demonstrations=())
-            for task, rate in zip(tasks, rates, strict=True)
+            replace(
+                task,
+                without=frozenset(name for name, found in solved.items() if is_solved(task.uid, *found)),
+                known={name: of(task.uid) for name, of in known.items()},
+            )
+            for task in tasks
         ]
 
 

@@ -8,18 +8,18 @@ import heapq
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate, pairwise
 from statistics import fmean
-from typing import Any
+from typing import Any, NamedTuple
 
 from luffy.config.settings import RLSettings
-from luffy.config.terms import LevelByHistory
 from luffy.config.training import CurriculumSampling, PoolSampling
 from luffy.data.sources import mixed_in
 from luffy.errors import DataError
 from luffy.objectives.schedules import value_at
+from luffy.rl.memory import Event, Fold
 from luffy.rl.rows import RolloutTask
 from luffy.seeds import derive_seed, uniform
 from luffy.training.batching import stream_indices
@@ -156,8 +156,7 @@ class StreamSampler:
         return Counter(self._stream_of[uid] for uid in uids)
 
 
-@dataclass(frozen=True, slots=True)
-class PromptRecord:
+class PromptRecord(NamedTuple):
     """The history of one prompt."""
 
     pass_rate: float | None = None
@@ -179,11 +178,8 @@ class PromptHistory:
 
     def __init__(self, memory: float, ahead: int) -> None:
         self._memory = memory
-        self._ahead = ahead
-        self._settled: dict[str, PromptRecord] = {}
-        """Records up to the last observed step minus `ahead`."""
-        self._recent: dict[int, list[tuple[str, float | None, bool]]] = {}
-        """For each later step and each of its groups: uid, accuracy of the rollouts, and whether it was drawn."""
+        self._fold = Fold(self._enter, ahead, lambda record: PromptRecord(*record))
+        """Of each group: uid, accuracy of the rollouts, and whether it was drawn."""
         self._planned: dict[int, tuple[str, ...]] = {}
         """Prompts drawn by planned steps that are not observed yet."""
 
@@ -194,97 +190,33 @@ class PromptHistory:
         """Record all groups of a step, before filtering; replayed and carried ones count for the pass rate only, and
         open ones as drawn."""
         self._planned.pop(step, None)
-        self._recent[step] = [
-            (group.uid, group.accuracy if group.rollouts and not group.is_open else None, _is_drawn(group))
-            for group in groups
-        ]
-        for earlier in [s for s in self._recent if s <= step - self._ahead]:
-            self._enter(self._settled, earlier, self._recent.pop(earlier))
+        known = [(group, bool(group.rollouts) and not group.is_open) for group in groups]
+        self._fold.add(step, [(group.uid, group.accuracy if is_known else None, _is_drawn(group)) for group, is_known in known])
 
     def as_known_to(self, step: int) -> Mapping[str, PromptRecord]:
         """The records visible to the plan of `step`; prompts without one have never been drawn."""
-        known = dict(self._settled)
-        for earlier, observed in sorted(self._recent.items()):
-            if earlier <= step - 1 - self._ahead:
-                self._enter(known, earlier, observed)
-            elif earlier < step:
-                _mark(known, earlier, [uid for uid, _, is_drawn in observed if is_drawn])
-        for earlier, uids in sorted(self._planned.items()):
-            if earlier < step:
-                _mark(known, earlier, uids)
+        known = self._fold.known_to(step)
+        drawn = {earlier: [uid for uid, _, is_drawn in seen if is_drawn] for earlier, seen in self._fold.recent.items()}
+        for earlier, uids in sorted((drawn | self._planned).items()):
+            for uid in uids if earlier < step else ():
+                rate, last = known.get(uid, NEVER_DRAWN)
+                known[uid] = PromptRecord(rate, max(last, earlier))
         return known
 
     def state(self) -> dict[str, object]:
-        return {
-            "settled": {uid: list(astuple(record)) for uid, record in self._settled.items()},
-            "recent": {str(step): [list(each) for each in observed] for step, observed in self._recent.items()},
-        }
+        return self._fold.state()
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        self._settled = {uid: PromptRecord(*record) for uid, record in state["settled"].items()}
-        self._recent = {
-            int(step): [(uid, rate, drawn) for uid, rate, drawn in seen] for step, seen in state["recent"].items()
-        }
+        self._fold.restore(state)
         self._planned = {}
 
-    def _enter(
-        self, known: dict[str, PromptRecord], step: int, observed: Sequence[tuple[str, float | None, bool]]
-    ) -> None:
-        for uid, accuracy, is_drawn in observed:
+    def _enter(self, known: dict[str, PromptRecord], step: int, events: Sequence[Event]) -> None:
+        for uid, accuracy, is_drawn in events:
             before = known.get(uid, NEVER_DRAWN)
             rate = before.pass_rate
             if accuracy is not None:
                 rate = accuracy if rate is None else self._memory * rate + (1 - self._memory) * accuracy
             known[uid] = PromptRecord(rate, step if is_drawn else before.last_step)
-
-
-def _mark(known: dict[str, PromptRecord], step: int, uids: Sequence[str]) -> None:
-    for uid in uids:
-        known[uid] = PromptRecord(known.get(uid, NEVER_DRAWN).pass_rate, step)
-
-
-class HintLevels:
-    """The present hint level of each prompt (`LevelByHistory`), limited as in `PromptHistory` to what a step may know.
-
-    A pure function of the observed groups.
-    """
-
-    def __init__(self, config: LevelByHistory, num_levels: int, ahead: int) -> None:
-        self._config, self._num_levels, self._ahead = config, num_levels, ahead
-        self._settled: dict[str, int] = {}
-        """Levels after the last observed step minus `ahead`."""
-        self._recent: dict[int, list[tuple[str, int]]] = {}
-        """For each later step and each of its hinted groups: uid, and by how much the level moves."""
-
-    def observe(self, step: int, groups: Sequence[Group]) -> None:
-        """Record the hinted groups of a step, before filtering."""
-        self._recent[step] = [(group.uid, self._move(group)) for group in groups if group.hinted]
-        for earlier in [s for s in self._recent if s <= step - self._ahead]:
-            self._enter(self._settled, self._recent.pop(earlier))
-
-    def as_known_to(self, step: int) -> Mapping[str, int]:
-        """The levels visible to the plan of `step`; prompts without one are at level 1."""
-        known = dict(self._settled)
-        for earlier, moves in sorted(self._recent.items()):
-            if earlier <= step - 1 - self._ahead:
-                self._enter(known, moves)
-        return known
-
-    def state(self) -> dict[str, object]:
-        recent = {str(step): [list(move) for move in moves] for step, moves in self._recent.items()}
-        return {"settled": dict(self._settled), "recent": recent}
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        self._settled = dict(state["settled"])
-        self._recent = {int(step): [(uid, move) for uid, move in moves] for step, moves in state["recent"].items()}
-
-    def _move(self, group: Group) -> int:
-        success, most = fmean(row.is_correct for row in group.hinted), self._config.fewer_above
-        return int(success < self._config.more_below) - int(most is not None and success > most)
-
-    def _enter(self, known: dict[str, int], moves: Sequence[tuple[str, int]]) -> None:
-        for uid, move in moves:
-            known[uid] = min(max(known.get(uid, 1) + move, 1), self._num_levels)
 
 
 POOLS = ("new", "hard", "normal", "easy")

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from luffy.config.training import OverlongConfig
 from luffy.environments.episodes import Episode, EpisodePlayer, Segment, context_starts
@@ -19,7 +20,7 @@ from luffy.environments.live_episode import EpisodeStart
 from luffy.errors import ConfigError
 from luffy.grading.request import TOKENS, Grade, Grader, GradeRequest, Problem, require_verdicts
 from luffy.rollout.engine import Completion, RolloutEngine, RolloutRequest, SamplingParams, StopTexts
-from luffy.types import WITHOUT_REWARD, FinishReason, Group, Hint, Message, Outcome, Source, Trajectory
+from luffy.types import WITHOUT_REWARD, FinishReason, Group, Message, Outcome, Source, Start, Trajectory
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +56,10 @@ class RolloutTask:
     """Pass rate measured by the stage `difficulty`; None: not measured."""
     messages: tuple[Message, ...] = ()
     """Messages of the prompt, for an environment; may be empty without one."""
-    hint_level: int = 1
-    """Level of its hints where earlier groups decide (`LevelByHistory`)."""
+    without: frozenset[str] = frozenset()
+    """Starts that it does not have in this step, since earlier ones solved it (`when.pass_rate_at_most`)."""
+    known: Mapping[str, Mapping[str, Any]] = field(default_factory=dict, hash=False)
+    """By start: what earlier steps have taught its dose (`luffy.rl.doses.Memory`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,11 +78,12 @@ DEMONSTRATION_VERSION = -1
 
 
 @dataclass(frozen=True, slots=True)
-class HintedPrompt:
-    """A prompt with a hint in it."""
+class ShownPrompt:
+    """A prompt that shows more than the bare one."""
 
     prompt_ids: tuple[int, ...]
-    hint: Hint
+    text: str
+    """The hint or the feedback."""
     is_learned_from: bool
     """Whether rows are learned under this prompt; otherwise under the bare one."""
 
@@ -98,8 +102,9 @@ class Row:
     trace."""
     finish_reason: FinishReason = FinishReason.STOP
     measures: Mapping[str, float] = field(default_factory=dict, hash=False)
-    hinted: HintedPrompt | None = None
+    shown: ShownPrompt | None = None
     """The prompt to sample under in place of `prompt_ids`; None: the bare one."""
+    start: Start | None = None
     begun: Trajectory | None = None
     """The row as an earlier step interrupted it, in place of `trace`: all of its tokens are given."""
 
@@ -144,7 +149,7 @@ class Row:
         return self.finish_reason is FinishReason.INTERRUPTED
 
     def request(self, max_new_tokens: int | None = None) -> RolloutRequest:
-        prompt_ids = self.prompt_ids if self.hinted is None else self.hinted.prompt_ids
+        prompt_ids = self.prompt_ids if self.shown is None else self.shown.prompt_ids
         return RolloutRequest(prompt_ids, self.seed, self.given_ids, max_new_tokens)
 
     def played(self, episode: Episode) -> "Row":
@@ -177,10 +182,10 @@ class Row:
             else:
                 logp_behavior += (float("nan"),) * len(segment.token_ids)
                 weight_version += (DEMONSTRATION_VERSION,) * len(segment.token_ids)
-        hinted = self.hinted
+        shown = self.shown
         given_starts = self.trace.context_starts if self.trace is not None and self.num_given else ()
         return Trajectory(
-            prompt_ids=hinted.prompt_ids if hinted is not None and hinted.is_learned_from else self.prompt_ids,
+            prompt_ids=shown.prompt_ids if shown is not None and shown.is_learned_from else self.prompt_ids,
             response_ids=self.token_ids,
             source=self._source,
             logp_behavior=logp_behavior,
@@ -189,7 +194,7 @@ class Row:
             outcome=grade.outcome,
             finish_reason=self.finish_reason,
             measures=self.measures,
-            hint=None if hinted is None else hinted.hint,
+            start=self.start,
             answer=grade.extracted or "",
             context_starts=given_starts + context_starts(self.segments, self.num_given),
         )
@@ -201,7 +206,7 @@ class Row:
 
     @property
     def _source(self) -> tuple[Source, ...]:
-        is_bare = self.hinted is not None and not self.hinted.is_learned_from
+        is_bare = self.shown is not None and not self.shown.is_learned_from
         policy, source = Source.HINTED if is_bare else Source.ON_POLICY, self.given_source
         for segment in self.segments:
             source += (policy if isinstance(segment, Completion) else Source.ENVIRONMENT,) * len(segment.token_ids)

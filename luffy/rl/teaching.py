@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from transformers import PreTrainedTokenizerBase
 
 from luffy.config.execution import ServerConfig
-from luffy.config.group import fill_slots
+from luffy.config.starts import fill_slots
 from luffy.config.training import SelfTeacher, ServedTeacher
 from luffy.data.templates import decode, render_prompts
 from luffy.errors import ClusterError, ConfigError, DataError

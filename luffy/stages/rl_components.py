@@ -12,6 +12,7 @@ from transformers import PreTrainedTokenizerBase
 from luffy.cluster.local import open_cluster
 from luffy.config.environment import History, history_of
 from luffy.config.settings import RLSettings
+from luffy.config.starts import WholeTrace
 from luffy.config.training import SelfTeacher, ServedTeacher
 from luffy.data.answer_cards import RATES_FILE, read_pass_rates
 from luffy.data.conversations import encode_demonstrations
@@ -35,11 +36,10 @@ from luffy.grading.request import problem_of
 from luffy.model_shape import num_embeddings
 from luffy.rl.groups import GroupCollector, sample_rollouts
 from luffy.rl.loop import RowTeacher, StepRunner
-from luffy.rl.retries import RetryPrompts
 from luffy.rl.rows import Demonstration, RolloutTask
+from luffy.rl.starts import Texts, open_starts
 from luffy.rl.teaching import TeacherPrompts, connect_teacher
 from luffy.rl.trace_choice import TraceChoice
-from luffy.rl.trace_starts import Anchors, HintedPrompts
 from luffy.rollout.engine import SamplingParams, StopTexts
 from luffy.rollout.vllm_limits import context_length, read_shape
 from luffy.stages.held_out import measurer, read_problems
@@ -84,12 +84,13 @@ def open_components(settings: RLSettings, context: StageContext, stack: ExitStac
     def encode(messages: Sequence[Message]) -> tuple[int, ...]:
         return tuple(render_prompts(tokenizer, [messages])[0])
 
-    hints = None if group.hint is None else HintedPrompts(group.hint, encode, settings.seed, rl.steps)
-    retries = None
-    if group.retry is not None:
-        room = context_length(read_shape(model))
-        retries = RetryPrompts.fitting(group.retry, encode, reply, tasks, rl.max_response_tokens, room)
-    shown = max(0 if hints is None else hints.longest(tasks), 0 if retries is None else retries.longest)
+    texts = Texts(encode, text, reply, stops if rl.stop else None)
+    room = context_length(read_shape(model))
+    starts = [
+        start.with_room(tasks, rl.max_response_tokens, room)
+        for start in open_starts(group.starts, texts, settings.seed, rl.steps, group.size)
+    ]
+    shown = max((start.longest_prompt(tasks) for start in starts), default=0)
     prompt = max(shown, *(len(task.prompt_ids) for task in tasks))
     longest = max(prompt + rl.max_response_tokens, longest_held_out)
     teaching: RowTeacher | None = None
@@ -121,14 +122,12 @@ def open_components(settings: RLSettings, context: StageContext, stack: ExitStac
         total_steps=rl.steps,
         player=player,
         stops=stops if rl.stop else None,
-        hints=hints,
-        retries=retries,
-        anchors=open_anchors(settings, tokenizer),
+        starts=starts,
         overlong=rl.overlong,
         step_tokens=rl.partial_rollout_tokens,
     )
     journal = RolloutJournal(context.out / "journal")
-    choice = None if group.choose == "in_turn" else TraceChoice(text, partial(text_tokens, tokenizer), longest)
+    choice = TraceChoice(text, partial(text_tokens, tokenizer), longest) if group.lets_trainer_choose else None
     steps = stack.enter_context(StepRunner(settings, cluster, tasks, collector, journal, teaching, choice))
     references = shown_references(prompts_file(settings, data))
 
@@ -147,12 +146,6 @@ def open_components(settings: RLSettings, context: StageContext, stack: ExitStac
     schedule = None if validation is None else validation.schedule
     held_out = HeldOut(cluster.trainer.export, context.out, rl.steps, schedule, measure_weights)
     return RLComponents(steps, cluster.trainer, held_out, read)
-
-
-def open_anchors(settings: RLSettings, tokenizer: PreTrainedTokenizerBase) -> Anchors | None:
-    """Where traces are cut for `objective.group.anchor`; None without it."""
-    config = settings.objective.group.anchor
-    return None if config is None else Anchors(config, partial(decode, tokenizer), settings.seed)
 
 
 def _teacher_folder(path: str, tokenizer: PreTrainedTokenizerBase) -> Path:
@@ -189,18 +182,19 @@ def read_tasks(settings: RLSettings, data: Path, tokenizer: PreTrainedTokenizerB
     if not tasks:
         raise DataError(EMPTY_COMPLEMENT if settings.prompts == "complement" else _NO_PROMPTS)
     group, with_traces = settings.objective.group, sum(bool(task.demonstrations) for task in tasks)
-    uses = {"off_policy": group.off_policy, "hint": group.hint, "anchor": group.anchor}
-    for name in (name for name, setting in uses.items() if setting and not with_traces):
+    for name in (name for name, start in group.starts.items() if start.shows_trace and not with_traces):
         raise DataError(
-            f"objective.group.{name} uses traces, and no training prompt has one: only rollouts would be learned "
-            "from; take data with traces, add sample.teachers, or use a method without traces (on_policy)"
+            f"objective.group.starts.{name} shows traces, and no training prompt has one: only rollouts would be "
+            "learned from; take data with traces, add sample.teachers, or use a method without traces (on_policy)"
         )
     most_traces = max(len(task.demonstrations) for task in tasks)
-    if group.choose != "in_turn" and most_traces <= group.off_policy:
-        raise DataError(
-            f"objective.group.choose: {group.choose} has nothing to choose from: no training prompt has more traces "
-            f"than objective.group.off_policy, {group.off_policy}; lower that, or take data with more traces a prompt"
-        )
+    for name, start in group.starts.items():
+        chooses = isinstance(start.show, WholeTrace) and start.show.choose != "in_turn"
+        if chooses and most_traces <= start.num_rows(group.size):
+            raise DataError(
+                f"objective.group.starts.{name}.show.choose has nothing to choose from: no training prompt has more "
+                f"traces than the start has rows, {start.rows}; lower that, or take data with more traces a prompt"
+            )
     buffer = settings.objective.interleaved_sft
     if buffer is not None and buffer.buffer_size > with_traces:
         raise DataError(

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from luffy.files import replacing
-from luffy.types import FinishReason, Group, Hint, Outcome, Source, Trajectory
+from luffy.types import FinishReason, Group, Outcome, Source, Start, Trajectory
 
 _SCHEMA = pa.schema(
     [
@@ -31,7 +31,8 @@ _SCHEMA = pa.schema(
         pa.field("measures", pa.map_(pa.string(), pa.float64())),
         pa.field("group", pa.int32(), nullable=False),
         pa.field("displaced", pa.bool_(), nullable=False),
-        pa.field("hint_level", pa.int32()),
+        pa.field("start", pa.string()),
+        pa.field("dose", pa.float64()),
         pa.field("hint", pa.string()),
         pa.field("context_starts", pa.list_(pa.int32())),
         pa.field("carried", pa.bool_()),
@@ -109,6 +110,7 @@ def _rows(index: int, group: Group) -> list[dict[str, object]]:
 
 
 def _row(index: int, group: Group, trajectory: Trajectory, displaced: bool) -> dict[str, object]:
+    start = trajectory.start
     return {
         "uid": group.uid,
         "prompt_ids": trajectory.prompt_ids,
@@ -122,8 +124,9 @@ def _row(index: int, group: Group, trajectory: Trajectory, displaced: bool) -> d
         "measures": list(trajectory.measures.items()),
         "group": index,
         "displaced": displaced,
-        "hint_level": trajectory.hint.level if trajectory.hint else None,
-        "hint": trajectory.hint.text if trajectory.hint else None,
+        "start": start.name if start else None,
+        "dose": start.dose if start else None,
+        "hint": start.shown if start else None,
         "context_starts": trajectory.context_starts or None,
         "carried": group.is_carried or None,
     }
@@ -140,6 +143,6 @@ def _trajectory(row: dict) -> Trajectory:
         outcome=Outcome(row["outcome"]),
         finish_reason=FinishReason(row["finish_reason"]),
         measures=dict(row.get("measures") or ()),
-        hint=None if row.get("hint_level") is None else Hint(row["hint_level"], row["hint"]),
+        start=None if row.get("start") is None else Start(row["start"], row["dose"], row["hint"]),
         context_starts=tuple(row.get("context_starts") or ()),
     )

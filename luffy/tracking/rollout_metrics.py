@@ -123,44 +123,29 @@ def staleness_metrics(groups: Sequence[Group], step: int, bound: int) -> dict[st
     } | shares
 
 
-def hint_metrics(groups: Sequence[Group]) -> dict[str, float]:
-    """Metrics of a method with hints: the share of groups that were rolled out with them, the share of these that a
-    hinted row solved, the mean level of hinted rows, and the accuracy at each level that was sampled."""
-    with_hints = [group.hinted for group in groups if group.hinted]
-    levels: dict[int, list[bool]] = {}
-    for row in (row for found in with_hints for row in found):
-        assert row.hint is not None
-        levels.setdefault(row.hint.level, []).append(row.is_correct)
-    return {
-        "batch/hinted_share": len(with_hints) / len(groups),
-        "batch/hint_solved_share": _mean(any(row.is_correct for row in found) for found in with_hints),
-        "batch/hint_level_mean": _mean(level for level, found in levels.items() for _ in found),
-    } | {f"batch/hint_level_{level}_accuracy": _mean(found) for level, found in sorted(levels.items())}
-
-
-def anchor_metrics(groups: Sequence[Group]) -> dict[str, float]:
-    """Metrics of a method with anchors: the share of groups that were searched for one, the share of these that found a
-    correct row, and the mean number of rows that a search sampled."""
-    branches = [
-        [row for row in (*group.trajectories, *group.replaced) if Source.OFF_POLICY in row.source] for group in groups
-    ]
-    searched = [rows for rows in branches if rows]
-    return {
-        "batch/anchor_searched_share": len(searched) / len(groups),
-        "batch/anchor_solved_share": _mean(any(row.is_correct for row in rows) for rows in searched),
-        "batch/anchor_rows_mean": _mean(len(rows) for rows in searched),
-    }
+def start_metrics(groups: Sequence[Group], names: Iterable[str]) -> dict[str, float]:
+    """Metrics of each start: the share of groups that have rows of it and, over these rows, kept or not, the mean dose
+    and the share of correct ones, and the share of these groups in which one is correct."""
+    metrics = {}
+    for name in names:
+        found = [rows for rows in (group.of_start(name) for group in groups) if rows]
+        rows = [row for of_group in found for row in of_group]
+        doses = [row.start.dose for row in rows if row.start is not None and row.start.dose is not None]
+        metrics[f"batch/share_{name}"] = len(found) / len(groups)
+        metrics[f"batch/solved_{name}"] = _mean(any(row.is_correct for row in of_group) for of_group in found)
+        metrics[f"rollout/success_{name}"] = _mean(row.is_correct for row in rows)
+        metrics |= {f"rollout/dose_{name}": _mean(doses)} if doses else {}
+    return metrics
 
 
 def choice_metrics(groups: Sequence[Group]) -> dict[str, float]:
-    """Metrics of a method whose trainer chooses among traces: the share of groups with traces, the share in which there
-    was a choice, and the mean probability of the answer after the chosen traces and after the others."""
+    """Metrics of a method whose trainer chooses among traces: the share of groups in which there was a choice, and the
+    mean probability of the answer after the chosen traces and after the others."""
 
     def scores(rows: Iterable[Trajectory]) -> list[float]:
         return [row.measures[ANSWER_PROBABILITY] for row in rows if ANSWER_PROBABILITY in row.measures]
 
     return {
-        "batch/guided_share": _mean(any(row.is_off_policy for row in group.trajectories) for group in groups),
         "batch/choice_share": _mean(bool(scores(group.replaced)) for group in groups),
         "batch/chosen_answer_probability": _mean(score for group in groups for score in scores(group.trajectories)),
         "batch/other_answer_probability": _mean(score for group in groups for score in scores(group.replaced)),

@@ -41,9 +41,12 @@ class SampleRollout:
     """Advantage of the whole response, before any scaling; None where each token has its own (GAE)."""
     measures: dict[str, float] = field(default_factory=dict)
     """Rewards by component and counts of an episode with an environment."""
-    hint_level: int | None = None
-    """Level of the hint that was in the prompt while the response was sampled; None: no hint."""
+    start: str | None = None
+    """Name of what it was given in `objective.group.starts`; None: nothing."""
+    dose: float | None = None
+    """Share of a trace that it was given; None: nothing, a whole trace or a critique."""
     hint: str = ""
+    """What was in the prompt while the response was sampled."""
     reference: str = ""
     """The reference answer; empty in files of earlier versions."""
 

@@ -185,14 +185,13 @@ def _is_prefix_conditioned(row: Trajectory) -> bool:
 
 
 def has_hinted_row(group: Group) -> bool:
-    return any(row.hint is not None for row in group.trajectories)
+    return any(row.is_hinted for row in group.trajectories)
 
 
 def _stratum(group: Group) -> tuple[bool, bool, bool, bool]:
     """Sort key that keeps each kind of group contiguous, so that dealing in turn spreads it evenly.
 
-    The order is: replayed, replayed and demonstrated, demonstrated, prefix-conditioned, hinted, others. A group that is
-    prefix-conditioned or hinted is nothing else (`ObjectiveConfig`).
+    The order is: replayed, replayed and demonstrated, demonstrated, prefix-conditioned, hinted, others.
     """
     replayed, demonstrated = group.is_replayed, has_demonstration(group)
     hinted = has_hinted_row(group)

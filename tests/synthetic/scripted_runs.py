@@ -19,10 +19,9 @@ from luffy.config.settings import RLSettings
 from luffy.grading.pool import GraderPool
 from luffy.rl.groups import GroupCollector
 from luffy.rl.loop import StepRunner
-from luffy.rl.retries import RetryPrompts
 from luffy.rl.rows import Demonstration, RolloutTask
+from luffy.rl.starts import Texts, open_starts
 from luffy.rl.trace_choice import TraceChoice
-from luffy.rl.trace_starts import Anchors, HintedPrompts
 from luffy.rollout.engine import Completion, RolloutRequest, SamplingParams, limit
 from luffy.tracking.journal import RolloutJournal
 from luffy.training.batching import Shard
@@ -246,16 +245,17 @@ def runner_of(
 ) -> tuple[StepRunner, Script]:
     """The loop of a run, and its engine."""
     group, steps = settings.objective.group, settings.rl.steps
-    hints = None if group.hint is None else HintedPrompts(group.hint, _encode, settings.seed, steps)
-    retries = None if group.retry is None else RetryPrompts.fitting(group.retry, _encode, decode, tasks, 64, None)
-    anchors = None if group.anchor is None else Anchors(group.anchor, decode, settings.seed)
+    texts = Texts(_encode, decode, decode)
+    starts = [
+        start.with_room(tasks, 64, None)
+        for start in open_starts(group.starts, texts, settings.seed, steps, group.size)
+    ]
     params, partial_tokens = SamplingParams(1.0, 64, (STOP,)), settings.rl.partial_rollout_tokens
     collector = GroupCollector(
-        grader, decode, params, group, settings.seed, steps, hints=hints, retries=retries, anchors=anchors,
-        step_tokens=partial_tokens,
-    )  # fmt: skip
+        grader, decode, params, group, settings.seed, steps, starts, step_tokens=partial_tokens
+    )
     cluster = ScriptedCluster(Trainer(settings, ranks), failing)
-    choice = None if group.choose == "in_turn" else TraceChoice(_spelt, lambda text: (RIGHT,), 100)
+    choice = TraceChoice(_spelt, lambda text: (RIGHT,), 100) if group.lets_trainer_choose else None
     return StepRunner(settings, cluster, tasks, collector, journal, choice=choice), cluster.engine
 
 

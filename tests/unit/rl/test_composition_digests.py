@@ -46,7 +46,7 @@ def digests(run: Run) -> Mapping[str, str]:
 def _row(row: Trajectory) -> list[object]:
     logp = [None if math.isnan(value) else value for value in row.logp_behavior]
     tokens = [row.prompt_ids, row.response_ids, [int(source) for source in row.source], logp, row.weight_version]
-    shown = None if row.hint is None else row.hint.text
+    shown = None if row.start is None else row.start.shown
     return [*tokens, row.reward, row.outcome, row.finish_reason, dict(row.measures), shown]
 
 
