@@ -152,7 +152,8 @@ class Start:
 
     name: str
     dose: float | None = None
-    """The share of a trace that was wanted, before it was cut to whole tokens or steps; None: all of it, or feedback."""
+    """The share of a trace that was wanted, before it was cut to whole tokens or steps; None: all of it, or a
+    critique."""
     shown: str | None = None
     """Text that was in the prompt while the row was sampled; None: what was given begins the response."""
 

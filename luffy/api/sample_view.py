@@ -23,7 +23,18 @@ from luffy.types import FinishReason, Source
 
 JOURNAL = "journal"
 HISTORY_HEADER = ("step", "rows", "source", "reward", "tokens", "cut", "outcomes")
-_COLUMNS = ["uid", "prompt_ids", "response_ids", "source", "reward", "outcome", "context_starts", "start", "dose", "hint"]
+_COLUMNS = [
+    "uid",
+    "prompt_ids",
+    "response_ids",
+    "source",
+    "reward",
+    "outcome",
+    "context_starts",
+    "start",
+    "dose",
+    "hint",
+]
 _HISTORY_COLUMNS = ["uid", "source", "reward", "outcome", "finish_reason", "displaced", "hint"]
 _NAMED = 3
 """Uids that a message names."""
@@ -103,7 +114,9 @@ def _logged(file: Path) -> Iterator[ShownSample]:
             f"{file.parent}: has no {file.name}, or none yet; give --stage rl or an evaluation of a finished run"
         )
     for step, row in reversed(list(read_samples(file))):
-        heading = f"step {step}, {row.source}{given(row.start, row.dose)}, reward {row.reward:g} ({row.outcome}), {row.uid}"
+        heading = (
+            f"step {step}, {row.source}{given(row.start, row.dose)}, reward {row.reward:g} ({row.outcome}), {row.uid}"
+        )
         yield ShownSample(heading, row.prompt, row.response, row.reward, row.reference)
 
 

@@ -6,8 +6,8 @@ from typing import Literal
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 from luffy.config.evaluation import StopText
-from luffy.config.starts import slot_complaints
 from luffy.config.model import DType, EndpointModel
+from luffy.config.starts import slot_complaints
 from luffy.config.strict import PositiveShare, RunName, Share, StrictModel
 
 

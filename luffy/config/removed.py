@@ -78,7 +78,9 @@ REMOVED: Mapping[str, Removed] = {
     "group.off_policy_when_accuracy_at_most": Removed(
         None, f"{_STARTS} {{trace: {{show: {{kind: trace}}, when: {{accuracy_at_most: 0.0}}}}}}"
     ),
-    "group.choose": Removed("in_turn", f"{_STARTS} {{trace: {{show: {{kind: trace, choose: likeliest_answer}}, ...}}}}"),
+    "group.choose": Removed(
+        "in_turn", f"{_STARTS} {{trace: {{show: {{kind: trace, choose: likeliest_answer}}, ...}}}}"
+    ),
     "group.prefix": Removed(None, f"{_STARTS} {{prefix: {{show: {{kind: prefix}}, dose: 0.5, rows: 1}}}}"),
     "group.guidance": Removed(None, f"{_STARTS} {{trace: {{..., when: {{pass_rate_at_most: 0.2, memory: 0.9}}}}}}"),
     "group.hint": Removed(None, f"{_STARTS} {{hint: {{show: {{kind: hint}}, dose: 0.5, rows: 8, when: ...}}}}"),

@@ -281,8 +281,6 @@ class BatchRatio(Written):
     first: PositiveShare = 1.0
     every: Annotated[int, Field(ge=1)] = 3
     """Steps between two changes."""
-    least: Share = 0.0
-    """Lowest share."""
     written: ClassVar[str] = (
         "d of all prompts, at first {first:g}; every {every} steps times the mean accuracy of the two steps before "
         "over the step's own"
@@ -364,8 +362,8 @@ class When(StrictModel):
 Keep = Literal["all", "first_correct", "all_correct", "best", "nearest"]
 """Which rows of a second round stay in the group. `all`: every one, in place of as many wrong rollouts;
 `first_correct`, `all_correct`: the first correct one, or all of them, in place of wrong rollouts; `best`: the first
-correct one, else the first, in place of the first rollout, right or wrong; `nearest`: all rows of the try whose share of
-correct rows is nearest to what `dose.kind: search` looks for, in place of the whole group, if any of them is correct."""
+correct one, else the first, in place of the first rollout, right or wrong; `nearest`: in place of the whole group, the
+rows of the try whose share of correct ones is nearest to what `dose.kind: search` looks for, if one is correct."""
 
 
 class StartConfig(StrictModel):
@@ -441,7 +439,9 @@ class StartConfig(StrictModel):
             yield from _share_complaints(dose=dose)
         if self.learn == "shown" and not self.is_in_prompt:
             yield f"learn: shown is for what is shown in the prompt, and a {kind} is in the response; remove it"
-        if self.shared and (kind in ("trace", "critique") or isinstance(dose, RoundsDose | EvenDose | LevelsDose)):
+        if self.shared and (
+            kind in ("trace", "critique") or isinstance(dose, LadderDose | SearchDose | EvenDose | LevelsDose)
+        ):
             given = f"dose.kind: {dose.kind}" if dose is not None else f"show.kind: {kind}"
             yield f"shared contradicts {given}; remove one of them"
         yield from self._complaints_about_rounds()
@@ -518,7 +518,7 @@ def complaints_about_starts(starts: Mapping[str, StartConfig], size: int) -> Ite
         told = " + ".join(f"{number} of {name}" for name, number in numbers.items())
         yield f"starts take {told} rows, which must be below size {size}: RL needs rollouts"
     for name, start in first.items():
-        if start.when is not None and start.when.pass_rate_at_most is not None and counted >= size:
+        if start.when is not None and start.when.pass_rate_at_most is not None and (takes_all or counted >= size):
             yield f"starts.{name}.when.pass_rate_at_most depends on rollouts, and the group has none; lower rows"
         if isinstance(start.dose, FitDose) and start.num_rows(size) % start.dose.rounds:
             yield f"starts.{name}: rows, {start.num_rows(size)}, must be a multiple of dose.rounds, {start.dose.rounds}"

@@ -103,7 +103,7 @@ def _start(start: StartConfig) -> list[str]:
     rows = "all rows" if start.rows == "all" else f"{start.rows} row{'s' * (start.rows > 1)}"
     when, show = start.when, start.show
     shown = {
-        "trace": "a whole trace each, of which nothing is sampled",
+        "trace": "each a whole trace, of which nothing is sampled",
         "prefix": "the beginning of a trace, which the policy continues",
         "hint": "in the prompt, the first steps of a trace",
         "critique": "in the prompt, responses of the first round and the grader's feedback on them",
@@ -122,16 +122,19 @@ def _start(start: StartConfig) -> list[str]:
         texts[0] = f"in {when.share:.0%} of the groups, {texts[0]}"
     elif when is not None and when.accuracy_at_most is not None:
         after = f", after {when.after:.0%} of the steps" if when.after else ""
-        more = "" if isinstance(show, WholeTrace) else " more"
-        texts[0] = f"where the share of correct rollouts is at most {when.accuracy_at_most:g}{after}: {rows}{more}: {shown}"
+        more = "as many more rows as the group has" if start.rows == "all" else f"{start.rows} more rows"
+        rows = rows if isinstance(show, WholeTrace) else more
+        texts[0] = f"where the share of correct rollouts is at most {when.accuracy_at_most:g}{after}, {rows}: {shown}"
     elif when is not None:
         texts[0] = f"of prompts whose running pass rate is at most {when.pass_rate_at_most:g}, {texts[0]}"
     if start.dose is not None:
         shared = ", one d for the group" if start.shared else ""
         formula = start.dose.formula()
-        texts.append(f"as much as the share d of it: {formula if formula.startswith('d') else f'd = {formula}'}{shared}")
+        texts.append(f"the share d of it: {formula if formula.startswith('d') else f'd = {formula}'}{shared}")
     if start.is_in_prompt:
-        texts.append({"bare": "learned under the bare prompt, as off-policy rows", "shown": "learned with it"}[start.learn])
+        texts.append(
+            {"bare": "learned under the bare prompt, as off-policy rows", "shown": "learned with it"}[start.learn]
+        )
     if start.is_fallback:
         texts.append(_KEPT[start.keep])
     return texts

@@ -376,7 +376,7 @@ def _training(chain: FinishedChain) -> list[Section]:
     sections = []
     for node, rows in reversed(chain.metrics.items()):
         objective = chain.rl[node].objective if node in chain.rl else None
-        figures = draw_panels(rl_panels(objective.terms) if objective else supervised_panels(), rows)
+        figures = draw_panels(rl_panels(objective) if objective else supervised_panels(), rows)
         outcomes = draw_outcomes(rows) if objective else None
         if outcomes:
             figures.insert(1, outcomes)

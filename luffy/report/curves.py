@@ -8,7 +8,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import cycle
 
-from luffy.config.terms import EntropyLoss, TermConfig
+from luffy.config.objective import ObjectiveConfig
+from luffy.config.terms import EntropyLoss
 from luffy.report.figures import Chart, Line, chart
 from luffy.report.page import Figure
 from luffy.tracking.metrics import NAMESPACES, MetricRow, accuracy_names, held_out_curves, training_rows
@@ -142,14 +143,24 @@ def headlines_first(names: Iterable[str]) -> list[str]:
     return [name for name in HEADLINE_METRICS if name in known] + rest
 
 
-def rl_panels(terms: Sequence[TermConfig]) -> tuple[Panel, ...]:
-    """The plots of an RL run whose objective has these terms."""
-    learning = [term.name for term in terms if not isinstance(term.loss, EntropyLoss)]
+def rl_panels(objective: ObjectiveConfig) -> tuple[Panel, ...]:
+    """The plots of an RL run."""
+    learning = [term.name for term in objective.terms if not isinstance(term.loss, EntropyLoss)]
     losses = ((f"actor/{name}_loss", name, color) for name, color in zip(learning, cycle(_COLORS), strict=False))
     loss = Panel(
         "Loss", "Terms of the objective, and the sum of all of them.", (*losses, ("actor/loss", "total", "fg"))
     )
-    return (*_REWARD_PANELS, loss, *_POLICY_PANELS, *_COMMON_PANELS)
+    starts = (
+        Panel(
+            f"Start {name}",
+            "Share of the trace that the rows with this start were given; share of these rows that were right.",
+            ((f"rollout/dose_{name}", "given", "c2"), (f"rollout/success_{name}", "right", "c3")),
+            percent=True,
+        )
+        for name, start in objective.group.starts.items()
+        if start.dose is not None
+    )
+    return (*_REWARD_PANELS, *starts, loss, *_POLICY_PANELS, *_COMMON_PANELS)
 
 
 def supervised_panels() -> tuple[Panel, ...]:

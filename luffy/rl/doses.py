@@ -1,7 +1,7 @@
 """How much of a trace each row is shown: the rule of every `dose` (`luffy.config.starts`).
 
-`dose_of` is a pure function of what a row's start may look at (`Ask`). Controllers that learn from earlier steps do so in
-`memory_of`: they observe the doses that the journal has, so a step read back teaches what a sampled one did.
+`dose_of` is a pure function of what a row's start may look at (`Ask`). Controllers that learn from earlier steps do so
+in `memory_of`: they observe the doses that the journal has, so a step read back teaches what a sampled one did.
 """
 
 import math
@@ -143,8 +143,8 @@ def fitted_dose(tried: Sequence[tuple[float, float]], dose: FitDose) -> float:
     from scipy.optimize import least_squares  # slow to import, and no other dose needs it
 
     if len(tried) == 1:
-        ((at, success),) = tried
-        return at / 2 if success > dose.target else (at + 1) / 2
+        ((at, seen),) = tried
+        return at / 2 if seen > dose.target else (at + 1) / 2
 
     def success(parameters: Sequence[float], at: float) -> float:
         slope, middle, least = (*parameters, 0.0)[:3]
@@ -265,8 +265,7 @@ def _enter_ratio(config: BatchRatio, known: Known, step: int, events: Sequence[E
     before, now = known.get("accuracies", []), fmean(accuracy for *_, accuracy in events)
     known["accuracies"] = [*before, now][-2:]
     if step % config.every == 0 and len(before) == 2 and now > 0 and sum(before) > 0:
-        share = known.get("share", config.first) * fmean(before) / now
-        known["share"] = min(max(share, config.least), 1.0)
+        known["share"] = min(known.get("share", config.first) * fmean(before) / now, 1.0)
 
 
 def _enter_root(config: BatchRoot, known: Known, step: int, events: Sequence[Event]) -> None:

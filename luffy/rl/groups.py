@@ -1,7 +1,7 @@
 """Builds graded groups from prompts, and chooses those that a step trains on.
 
-A group has rollouts of the bare prompt, rows with a start (`luffy.rl.starts`) and replayed rows. They are sampled in one
-launch, then in further ones where a start has several rounds or waits for what the rollouts bring.
+A group has rollouts of the bare prompt, rows with a start (`luffy.rl.starts`) and replayed rows. They are sampled in
+one launch, then in further ones where a start has several rounds or waits for what the rollouts bring.
 
 A zero-variance group is one whose rewards are all equal, over rollouts, off-policy and replayed rows together: with the
 joint population, it has no policy gradient. The same rule applies under `advantage.population: on_policy`, and keeps a
@@ -30,12 +30,13 @@ from luffy.tracking.tracker import SampleRollout
 from luffy.training.batching import row_advantages
 from luffy.types import FinishReason, Group, Start, Trajectory
 
+
 @dataclass(slots=True)
 class _Draft:
     """A group in the making."""
 
     visit: Visit
-    slots: dict[str, Sequence[Slot | None]]
+    slots: dict[str, list[Slot | None]]
     """By start: the traces of its rows."""
     num_bare: int
     rows: list[Trajectory] = field(default_factory=list)
@@ -178,9 +179,9 @@ class GroupCollector:
 
     def _fallback(self, draft: _Draft, start: GroupStart) -> list[Row]:
         """The next round of a start that is for groups whose rollouts fail."""
-        visit, round, searches = draft.visit, draft.rounds[start.name], isinstance(start.config.dose, SearchDose)
-        due = start.is_in(visit) and start.is_due(visit, draft.group())
-        if not due or (round and not searches):
+        visit, group = draft.visit, draft.group()
+        is_over = draft.rounds[start.name] > 0 and not isinstance(start.config.dose, SearchDose)
+        if is_over or not start.is_due(visit, group):
             return []
         count = start.config.num_rows(self.group.size)
         draft.rounds[start.name] += 1
@@ -188,7 +189,7 @@ class GroupCollector:
         if isinstance(start.config.show, Critique):
             return [
                 under(Row(visit.task.prompt_ids, start.seed_of(visit, place), start=Start(start.name)), prompt)
-                for place, prompt in enumerate(start.critiques(visit, draft.group().rollouts), start=first)
+                for place, prompt in enumerate(start.critiques(visit, group.rollouts), start=first)
             ]
         if start.name not in draft.slots:
             draft.slots[start.name] = start.slots(visit, count)

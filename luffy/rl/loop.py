@@ -38,7 +38,7 @@ from luffy.tracking.rollout_metrics import (
 )
 from luffy.training.learner import Trainer
 from luffy.training.supervised import demonstration
-from luffy.types import Group, Source, Trajectory
+from luffy.types import Group, Trajectory
 
 logger = logging.getLogger(__name__)
 
@@ -316,8 +316,8 @@ class Experience:
         return [replace(self._by_uid[group.uid], begun=group) for group in groups]
 
     def _guided(self, step: int, tasks: Sequence[RolloutTask]) -> list[RolloutTask]:
-        """The tasks with what earlier steps say of their starts: which of them a prompt goes without, having been solved
-        too often, and what doses depend on."""
+        """The tasks with what earlier steps say of their starts: which of them a prompt that was solved too often goes
+        without, and what doses depend on."""
         solved = {name: (most, history.as_known_to(step)) for name, (most, history) in self._solved.items()}
         known = {name: memory.known_to(step) for name, memory in self._doses.items()}
 

@@ -11,8 +11,8 @@ Event = Sequence[Any]
 class Fold(Generic[V]):
     """A memory of what steps have observed, limited to what each step may know when it is planned.
 
-    With `ahead` (`rl.max_staleness`) k, step s is planned after training on step s - 1 - k, so it knows what steps up to
-    that one observed. A resumed run may have observed later ones, but ignores them, and so plans the same. A pure
+    With `ahead` (`rl.max_staleness`) k, step s is planned after training on step s - 1 - k, so it knows what steps up
+    to that one observed. A resumed run may have observed later ones, but ignores them, and so plans the same. A pure
     function of the observed events, which enter in the order of their steps.
     """
 

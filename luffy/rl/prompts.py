@@ -191,7 +191,9 @@ class PromptHistory:
         open ones as drawn."""
         self._planned.pop(step, None)
         known = [(group, bool(group.rollouts) and not group.is_open) for group in groups]
-        self._fold.add(step, [(group.uid, group.accuracy if is_known else None, _is_drawn(group)) for group, is_known in known])
+        self._fold.add(
+            step, [(group.uid, group.accuracy if is_known else None, _is_drawn(group)) for group, is_known in known]
+        )
 
     def as_known_to(self, step: int) -> Mapping[str, PromptRecord]:
         """The records visible to the plan of `step`; prompts without one have never been drawn."""

@@ -70,7 +70,7 @@ class GroupStart:
     @property
     def waits(self) -> bool:
         """Whether its first row is planned once the bare rows are graded."""
-        return self.config.is_fallback or self.config.dose is not None and self.config.dose.kind in _WAITING
+        return self.config.is_fallback or (self.config.dose is not None and self.config.dose.kind in _WAITING)
 
     def is_in(self, visit: Visit) -> bool:
         """Whether a group has the start, as far as that is known before any of its rows is sampled."""
@@ -103,7 +103,9 @@ class GroupStart:
                 usable = [Slot(trace) for trace in task.demonstrations if len(steps_of(trace.reply)[0]) > 1]
                 return [usable[self._seed("hinting trace", step, task.uid) % len(usable)]] * count if usable else []
             case TracePrefix(pieces=int(pieces)):
-                cut = [(trace, piece_ends([*map(self._text, trace.token_ids)], pieces)) for trace in task.demonstrations]
+                cut = [
+                    (trace, piece_ends([*map(self._text, trace.token_ids)], pieces)) for trace in task.demonstrations
+                ]
                 available = [Slot(trace, ends) for trace, ends in cut if ends]
             case _:
                 available = [Slot(trace) for trace in task.demonstrations]
@@ -117,11 +119,11 @@ class GroupStart:
         stride = 0 if self.config.shared else 1
         return [available[(first + place * stride) % len(available)] for place in range(count)]
 
-    def rows_in_round(self, round: int, count: int) -> int:
-        """Of the `count` rows of a group, those that are sampled in its round `round` (from 0)."""
+    def rows_in_round(self, number: int, count: int) -> int:
+        """Of the `count` rows of a group, those that are sampled in round `number` (from 0)."""
         match self.config.dose:
             case LadderDose(rungs=rungs):
-                return rungs[round].rows
+                return rungs[number].rows
             case FitDose(rounds=rounds):
                 return count // rounds
         return count

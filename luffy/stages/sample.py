@@ -36,8 +36,8 @@ from luffy.config.answers import RewriteConfig, SampleConfig
 from luffy.config.data import DataConfig, VerifiersSource
 from luffy.config.environment import history_of
 from luffy.config.evaluation import SuiteProtocol
-from luffy.config.starts import fill_slots
 from luffy.config.settings import SampleSettings
+from luffy.config.starts import fill_slots
 from luffy.data.answer_cards import (
     CARD_FILE,
     RATES_FILE,

@@ -457,6 +457,18 @@ def uft(rows: Rows) -> Tensor:
     return mean(_own(rows, clipped)) + 0.001 * mean(_given(rows, _nll)) + 0.001 * divergence
 
 
+def g2rpo_a(rows: Rows) -> Tensor:
+    """The authors' code of arXiv 2508.13023: the bare ratio and 0.04 KL (k3) on given and written tokens alike; the
+    mean over rows of their token means."""
+    losses = [_surrogate(r) + 0.04 * k3(r.row.logp_start - r.logp) for r in rows]
+    return torch.stack([loss.mean() for loss in losses]).mean()
+
+
+def mfc(rows: Rows) -> Tensor:
+    """arXiv 2609.13997: clip 0.2 / 0.28, and 0.001 KL (k3)."""
+    return mean(_own(rows, lambda r: clipped(r, high=0.28) + 0.001 * k3(r.row.logp_start - r.logp)))
+
+
 def bread(rows: Rows) -> Tensor:
     """arXiv 2506.17211: GRPO with KL (k3) on what follows the start of a trace; the mean of token means over the rows
     in which something follows it."""
@@ -515,5 +527,11 @@ REFERENCES: dict[str, Reference] = {
     "pope": Reference("rollouts", estimators.standardised, ppo),
     "uft": Reference("all_guided", estimators.standardised, uft),
     "bread": Reference("all_guided", estimators.standardised, bread),
+    "adaprefix": Reference("all_guided", estimators.standardised, ppo),
+    "adaback": Reference("all_guided", estimators.standardised, ppo),
+    "mfc": Reference("rollouts", estimators.standardised, mfc),
+    "g2rpo_a": Reference("guided", estimators.standardised, g2rpo_a),
+    "seele": Reference("all_guided", estimators.standardised, uft),
+    "adhint_schedule": Reference("all_guided", estimators.standardised, stephint),
 }
 """By the name of the preset; `relift_sft` is the supervised half of `relift`."""
