@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from luffy.config.starts import (
     Critique,
+    DifficultyDose,
     FitDose,
     LadderDose,
     SearchDose,
@@ -70,7 +71,7 @@ class GroupStart:
     @property
     def waits(self) -> bool:
         """Whether its first row is planned once the bare rows are graded."""
-        return self.config.is_fallback or (self.config.dose is not None and self.config.dose.kind in _WAITING)
+        return self.config.is_fallback or isinstance(self.config.dose, LadderDose | DifficultyDose)
 
     def is_in(self, visit: Visit) -> bool:
         """Whether a group has the start, as far as that is known before any of its rows is sampled."""
@@ -294,7 +295,6 @@ def open_starts(
     return starts
 
 
-_WAITING = ("ladder", "difficulty")
 _FEWEST_LEFT = 2
 """Minimum number of tokens after the last cut: one of the trace's text, and the stop token."""
 _THINK_OPEN, _THINK_CLOSE = "<think>", "</think>"

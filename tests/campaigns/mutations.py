@@ -54,7 +54,7 @@ CHOSEN_PRESETS = {
     ("sdpg", "rl.teacher.weights"): "start",
     ("rlsd", "rl.teacher.weights"): "start",
     ("psft", "sft.steps_per_phase"): 4,
-    ("lte", "objective.group.retry.truncated"): "",
+    ("lte", "objective.group.starts.critique.show.truncated"): "",
 }
 """Faults that one would make by hand; the other presets are drawn."""
 ROW = ["room", "file", "function", "operator", "ordinal", "line", "digest", "before", "after", "note"]

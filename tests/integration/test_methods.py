@@ -129,11 +129,11 @@ def _assert_reports_what_it_does(config: ExperimentConfig, rows: list[dict[str, 
         assert any("actor/interleaved_loss" in row for row in rows)
     if config.objective.replay is not None:
         assert rows[-1]["batch/replayed_share"] > 0
-    if config.objective.group.hint is not None or config.objective.group.retry is not None:
-        assert any(row["batch/hinted_share"] > 0 for row in rows)
-    if config.objective.group.anchor is not None:
-        assert any(row["batch/anchor_solved_share"] > 0 and row["batch/prefix_share_mean"] > 0 for row in rows)
-    if config.objective.group.choose != "in_turn":
+    for name, start in config.objective.group.starts.items():
+        assert any(row[f"batch/share_{name}"] > 0 for row in rows)
+        if start.keep == "nearest":
+            assert any(row[f"batch/solved_{name}"] > 0 and row["batch/prefix_share_mean"] > 0 for row in rows)
+    if config.objective.group.lets_trainer_choose:
         chosen, others = (
             [row[f"batch/{name}_answer_probability"] for row in rows if row["batch/choice_share"]]
             for name in ("chosen", "other")

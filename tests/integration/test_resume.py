@@ -197,7 +197,7 @@ def test_every_step_samples_in_vllm_with_the_adapter_that_it_trains(tmp_path):
 
 COMMON = (
     "data.validation_prompts=6",
-    "objective.group={size: 4, off_policy: 1}",
+    "objective.group={size: 4, starts: {trace: {show: {kind: trace}}}}",
     "rl={steps: 5, prompts_per_step: 2, prompts_per_update: 1, max_response_tokens: 64, optimizer: {lr: 1e-3}}",
     "sft.epochs=null",
     "sft.steps=5",

@@ -29,7 +29,7 @@ from reference.rows import LENGTH_LIMIT, PROGRESS, Reference, mean, total
 # CHORD-mu (arXiv 2508.11408) with a warm-up: 0 -> 0.9 over a tenth of the run, a cosine down to 0.05 over the rest.
 _MU = 0.05 + 0.5 * (0.9 - 0.05) * (1 + math.cos(math.pi * (PROGRESS - 0.1) / 0.8))
 CHORD_MU = """
-group: {size: 4, off_policy: 1}
+group: {size: 4, starts: {trace: {show: {kind: trace}}}}
 advantage: {kind: group_mean, population: on_policy, scale_by_std: true}
 terms:
   - name: on_policy
@@ -46,7 +46,7 @@ terms:
 
 # Decoupled PPO: the clip is against pi_old, truncated importance sampling corrects pi_old against the sampler.
 TRUNCATED_IMPORTANCE = """
-group: {size: 4, off_policy: 0}
+group: {size: 4}
 advantage: {kind: pass_at_k, population: joint, k: 2}
 terms:
   - name: on_policy
@@ -69,7 +69,7 @@ def truncated_importance(rows: Rows) -> Tensor:
 
 # Sequences far from their sampler are left out, and half of each one's tokens, those of the lowest entropy.
 MASKED_SEQUENCES = """
-group: {size: 4, off_policy: 0}
+group: {size: 4}
 advantage: {kind: group_mean, population: joint, scale_by_std: false}
 terms:
   - name: on_policy
@@ -101,7 +101,7 @@ def masked_sequences(rows: Rows) -> Tensor:
 
 # DPPO (arXiv 2602.04879), binary total variation, with k1 to the starting policy.
 TOTAL_VARIATION = """
-group: {size: 4, off_policy: 0}
+group: {size: 4}
 advantage: {kind: group_mean, population: joint, scale_by_std: false}
 terms:
   - name: on_policy
@@ -131,7 +131,7 @@ def total_variation(rows: Rows) -> Tensor:
 
 # Guided rows, shaped otherwise, clamped.
 SHAPED_OTHERWISE = """
-group: {size: 4, off_policy: 1, prefix: {length: {kind: evenly_spaced}}}
+group: {size: 4, starts: {prefix: {show: {kind: prefix}, dose: {kind: even}}}}
 advantage: {kind: group_mean, population: joint, scale_by_std: true}
 terms:
   - name: on_policy
@@ -179,7 +179,7 @@ def shaped_otherwise(rows: Rows) -> Tensor:
 
 # The other temperatures: SFT at the rollouts', as descendants of verl compute it, and an entropy bonus at 1.
 OTHER_TEMPERATURES = """
-group: {size: 4, off_policy: 1}
+group: {size: 4, starts: {trace: {show: {kind: trace}}}}
 advantage: {kind: group_mean, population: on_policy, scale_by_std: false}
 terms:
   - name: on_policy
@@ -210,7 +210,7 @@ def other_temperatures(rows: Rows) -> Tensor:
 
 # Prefix-RFT (arXiv 2507.01679) with the clip on the prefix, too.
 CLIPPED_PREFIX = """
-group: {size: 4, off_policy: 1, prefix: {length: {kind: evenly_spaced}}}
+group: {size: 4, starts: {prefix: {show: {kind: prefix}, dose: {kind: even}}}}
 advantage: {kind: group_mean, population: joint, scale_by_std: false}
 terms:
   - name: on_policy
@@ -227,7 +227,7 @@ terms:
 
 # Divergences over few tokens of the vocabulary, by every measure; the last one without all others.
 FEW_CHOICES = """
-group: {size: 4, off_policy: 0}
+group: {size: 4}
 advantage: {kind: none}
 terms:
   - name: jsd
@@ -261,7 +261,7 @@ def few_choices(rows: Rows) -> Tensor:
 
 # REINFORCE (Williams 1992) without a baseline, and a trace that is learned from by the same rule.
 REINFORCE = """
-group: {size: 4, off_policy: 1}
+group: {size: 4, starts: {trace: {show: {kind: trace}}}}
 advantage: {kind: raw}
 terms:
   - name: reinforce
@@ -278,7 +278,7 @@ def reinforce(rows: Rows) -> Tensor:
 
 # The routing of SRPO (arXiv 2604.02288) without its weights: right rows are reinforced, wrong ones beside them taught.
 ROUTED = """
-group: {size: 4, off_policy: 0}
+group: {size: 4}
 advantage: {kind: group_mean, population: joint, scale_by_std: true}
 terms:
   - name: right

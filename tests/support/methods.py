@@ -26,8 +26,9 @@ EASY = (
 )
 TWO_UPDATES = ("rl.steps=5", "rl.prompts_per_step=4", "rl.prompts_per_update=2", "execution.checkpoint.rl_every=2")
 """Update 8 is the second of step 4, whose journal is two steps ahead of the last checkpoint."""
-_IN_FRONT = 'objective.group.hint.template="{hint}\\n{prompt}"'
-_RETRIES = ('objective.group.retry.template="{feedback}\\n{prompt}"', "objective.group.retry.max_prompt_tokens=64")
+_STARTS, _SHOW = "objective.group.starts", "objective.group.starts.critique.show"
+_IN_FRONT = f'{_STARTS}.hint.show.template="{{hint}}\\n{{prompt}}"'
+_RETRIES = (f'{_SHOW}.template="{{feedback}}\\n{{prompt}}"', f"{_SHOW}.max_prompt_tokens=64")
 # What a run of three small steps must be told to reach the part that makes the method.
 _SMALL = {
     "relift": ("objective.interleaved_sft.buffer_size=2",),
@@ -35,16 +36,16 @@ _SMALL = {
     # English words take many of the tokens that this base's tokenizer has, and it has few positions.
     **dict.fromkeys(SELF_TAUGHT, ('rl.teacher.prompt="{trace} {problem}"',)),
     "ppo": ("rl.critic.optimizer.lr=1e-3",),
-    "critique_grpo": (*_RETRIES, *(f'objective.group.retry.{text}="{{reference}}"' for text in ("right", "wrong"))),
+    "critique_grpo": (*_RETRIES, *(f'{_SHOW}.{text}="{{reference}}"' for text in ("right", "wrong"))),
     # Also where some rollouts are right, so that a retry is, too.
     "lte": (
         *_RETRIES,
-        'objective.group.retry.wrong="{answers}"',
-        "objective.group.retry.truncated=null",
-        "objective.group.retry.accuracy_at_most=0.9",
+        f'{_SHOW}.wrong="{{answers}}"',
+        f"{_SHOW}.truncated=null",
+        f"{_STARTS}.critique.when.accuracy_at_most=0.9",
     ),
     # The hint in front: this base knows what follows the question, and so solves some prompts with it.
-    "guide": (_IN_FRONT, "objective.group.size=4", "objective.group.hint.rows_per_level=4"),
+    "guide": (_IN_FRONT, "objective.group.size=4", f"{_STARTS}.hint.rows=4"),
     "questa": (_IN_FRONT,),
     "pope": (_IN_FRONT,),
     # Begins anew from the policy after each step, so that each checkpoint has to carry it.

@@ -247,13 +247,10 @@ def runner_of(
     group, steps = settings.objective.group, settings.rl.steps
     texts = Texts(_encode, decode, decode)
     starts = [
-        start.with_room(tasks, 64, None)
-        for start in open_starts(group.starts, texts, settings.seed, steps, group.size)
+        start.with_room(tasks, 64, None) for start in open_starts(group.starts, texts, settings.seed, steps, group.size)
     ]
     params, partial_tokens = SamplingParams(1.0, 64, (STOP,)), settings.rl.partial_rollout_tokens
-    collector = GroupCollector(
-        grader, decode, params, group, settings.seed, steps, starts, step_tokens=partial_tokens
-    )
+    collector = GroupCollector(grader, decode, params, group, settings.seed, steps, starts, step_tokens=partial_tokens)
     cluster = ScriptedCluster(Trainer(settings, ranks), failing)
     choice = TraceChoice(_spelt, lambda text: (RIGHT,), 100) if group.lets_trainer_choose else None
     return StepRunner(settings, cluster, tasks, collector, journal, choice=choice), cluster.engine

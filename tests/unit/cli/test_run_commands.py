@@ -28,7 +28,7 @@ from luffy.pipeline.experiment import Experiment, open_experiment
 from luffy.pipeline.job import write_job
 from luffy.pipeline.workspace import Workspace
 from luffy.tracking.journal import RolloutJournal
-from luffy.types import FinishReason, Group, Hint, Message, Outcome, Prompt, Source, Trace, Trajectory
+from luffy.types import FinishReason, Group, Message, Outcome, Prompt, Source, Start, Trace, Trajectory
 
 SOURCE = {
     "kind": "file", "inputs": {"rows.jsonl": "abc123"}, "rows_in": 10, "rows_out": 6, "malformed": {"reward_model": 1},
@@ -103,8 +103,8 @@ def write_journal(experiment: Experiment) -> None:
     journal.commit(3, [Group("abc", (wrong, cut, demonstration), replaced=(wrong,)), Group("xyz", (right,))])
     journal.commit(4, [Group("xyz", (right,))])
     journal.commit(5, [Group("abc", (right, prefixed, old))])
-    hinted = trajectory(4, 1.0, Source.HINTED, hint=Hint(2, "two is a hint"))
-    spare = trajectory(5, 0.0, hint=Hint(1, "one"))
+    hinted = trajectory(4, 1.0, Source.HINTED, start=Start("hint", 0.5, "two is a hint"))
+    spare = trajectory(5, 0.0, start=Start("hint", 0.25, "one"))
     journal.commit(6, [Group("hint", (hinted,), replaced=(trajectory(5, 0.0), spare))])
 
 
@@ -165,7 +165,7 @@ def test_rollouts_come_from_the_journal_by_reward_newest_first(show):
     assert "2 samples, there are no more" in out
     assert "demonstration" in " ".join(show("smoke", "--samples", "9", "--reward", "1.."))
     newest = " ".join(show("smoke", "--samples", "1", "--reward", "1"))
-    assert "rollout with a hint of level 2, learned without the hint" in newest and "two is a hint" in newest
+    assert "rollout with a hint, learned without it, hint 0.5, reward 1" in newest and "two is a hint" in newest
 
 
 @pytest.mark.parametrize(
@@ -180,9 +180,9 @@ def test_rollouts_come_from_the_journal_by_reward_newest_first(show):
             "5 1 replayed rollout 1 2 0 correct 1",
         ]),
         ("hint", [
-            "6 1 rollout with a hint of level 2, learned without the hint 1 2 0 correct 1",
+            "6 1 rollout with a hint, learned without it 1 2 0 correct 1",
             "6 1 rollout, replaced by one with a hint 0 2 0 wrong 1",
-            "6 1 rollout with a hint of level 1, learned with the hint, not needed 0 2 0 wrong 1",
+            "6 1 rollout with a hint, learned with it, not needed 0 2 0 wrong 1",
         ]),
     ],
 )  # fmt: skip

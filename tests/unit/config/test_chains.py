@@ -36,11 +36,11 @@ stages:
   - prepare_data
   - base
   - difficulty
-  - half: {kind: rl, rl: {steps: 100}, objective: {group: {hint: {levels: [0.5], groups: {level: 1}}}}}
+  - half: {kind: rl, rl: {steps: 100}, objective: {group: {starts: {hint: {dose: 0.5}}}}}
   - quarter:
       kind: rl
       rl: {steps: 1900}
-      objective: {group: {hint: {levels: [0.25], groups: {level: 1}}, filter: null}}
+      objective: {group: {starts: {hint: {dose: 0.25}}, filter: null}}
   - evaluate
   - report
 """
@@ -121,8 +121,8 @@ def test_a_stage_sees_the_experiment_with_its_own_method_and_sections(chain):
     assert [longer[name].settings.rl.max_response_tokens for name in ("short", "long")] == [8192, 24576]
     assert [longer[name].config.execution.gradient_checkpointing for name in ("short", "long")] == [False, True]
     two = chain(IN_TWO_STAGES)
-    hints = [two[name].settings.objective.group.hint.levels for name in ("half", "quarter")]
-    assert hints == [(0.5,), (0.25,)] and two["quarter"].settings.objective.group.filter is None
+    doses = [two[name].settings.objective.group.starts["hint"].dose.value for name in ("half", "quarter")]
+    assert doses == [0.5, 0.25] and two["quarter"].settings.objective.group.filter is None
 
 
 @pytest.mark.parametrize(

@@ -28,6 +28,7 @@ COMPILED = "execution.compile=true"
 LORA = "model.lora={rank: 4, alpha: 8}"
 NO_TRAINING = "data.train=null"
 PARTIAL = "rl.partial_rollout_tokens=8"
+STARTS, AFTER = "objective.group.starts", "with when.accuracy_at_most"
 ONE_TURN = "is for responses of a single turn"
 CALCULATOR = "environment={kind: tools, tools: [calculator]}"
 UFT, OPD, GKD, SDPO, SDFT, OPSD = (
@@ -88,7 +89,6 @@ REFUSED = {
         ("rl.sampling.shares", *RL, "rl.sampling={kind: pools, shares: {hard: 0, normal: 0, easy: 0}}"),
         ("rl.sampling.by: is missing", *RL, "rl.sampling={kind: curriculum}"),
         ("rl.sampling.by: difficulty .. section difficulty", *RL, "rl.sampling={kind: curriculum, by: difficulty}"),
-        ("guidance .. off_policy: 0", *RL, "objective.group={off_policy: 0, guidance: {pass_rate_at_most: 0.5}}"),
         ("rl.sampling.kind .. 'pools'", *RL, "rl.sampling={kind: pool}"),
     ]),
     "rl.reference": (SMOKE, [
@@ -155,12 +155,20 @@ REFUSED = {
         ("partial_rollout_tokens .. max_staleness 1", *RL, RAY, "rl.max_staleness=1", PARTIAL),
         ("rl.partial_rollout_tokens .. environment", *RL, CALCULATOR, PARTIAL),
         ("kind: dynamic_sampling .. rl.partial_rollout_tokens", "chain=rl", "method=dapo", PARTIAL),
-        ("objective.group.hint .. rl.partial_rollout_tokens", "chain=rl", "method=scaf_grpo", PARTIAL),
-        ("objective.group.retry .. rl.partial_rollout_tokens", "chain=rl", "method=lte", PARTIAL),
-        ("objective.group.anchor .. rl.partial_rollout_tokens", "chain=rl", "method=bread", PARTIAL),
-        ("objective.group.prefix.length .. rl.partial_rollout_tokens", "chain=rl", "method=trapo", PARTIAL),
-        (f"objective.group.retry {ONE_TURN}", "chain=rl", "method=lte", CALCULATOR),
-        (f"objective.group.choose: likeliest_answer {ONE_TURN}", "chain=rl", "method=ampo", CALCULATOR),
+        *((f"{STARTS}.{name} .. rl.partial_rollout_tokens", "chain=rl", f"method={method}", PARTIAL, *more)
+          for name, method, *more in (
+              ("hint", "scaf_grpo"), ("critique", "lte"), ("anchor", "bread"), ("prefix", "trapo"),
+              ("prefix", "prefix_rft", f"{STARTS}.prefix.dose={{kind: difficulty, low: 0.1, high: 0.9}}"),
+              ("prefix", "prefix_rft", f"{STARTS}.prefix={{rows: 4, dose: {{kind: fit}}}}"),
+          )),
+        *((f"{STARTS}.{name}: show.kind: {what} {ONE_TURN}", "chain=rl", f"method={method}", CALCULATOR)
+          for name, what, method in (
+              ("critique", f"critique {AFTER}", "lte"), ("hint", "hint", "pope"), ("trace", f"trace {AFTER}", "ampo"),
+              ("anchor", f"prefix {AFTER}", "bread"),
+          )),
+        *((f"{STARTS}.prefix.dose.every {every} .. rl.max_staleness {every}", "chain=rl",
+           "method=prefix_rft", RAY, f"rl.max_staleness={every}", f"{STARTS}.prefix.dose={{kind: {dose}}}")
+          for every, dose in ((3, "batch_ratio"), (10, "batch_root, envelope: 1.0"))),
     ]),
     "sample and sft": (SMOKE, [
         ("sample: missing", ITERATED, "sample=null"),
@@ -181,7 +189,7 @@ REFUSED = {
         ("sample.stop .. environment", ITERATED, "method=null", "sample.stop=[ab]"),
         (f"objective.advantage.kind: gae: {AS_ONE}", BRANCHING, "method=ppo"),
         (f"objective.replay: {AS_ONE}", BRANCHING, "method=exgrpo"),
-        (f"objective.group.prefix: {AS_ONE}", BRANCHING, "method=uft"),
+        (f"{STARTS}.hint: {AS_ONE}", BRANCHING, "method=uft"),
         (f"loss.kind: sequence_surrogate: {AS_ONE}", BRANCHING, "method=gspo"),
         (f"loss.token_weight: exp_ .. {AS_ONE}", BRANCHING, "method=srft"),
         (f"rl.correction.level: sequence: {AS_ONE}", BRANCHING, "rl.correction={kind: mask, level: sequence}"),

@@ -18,15 +18,19 @@ ENTROPY = f"{{name: entropy, select: response, loss: {{kind: entropy}}, normalis
 MEAN = "{kind: group_mean, population: joint, scale_by_std: false}"
 ROLLOUTS_ONLY = "{kind: group_mean, population: on_policy, scale_by_std: false}"
 GAE = "{kind: gae}"
-MIXED = "{size: 4, off_policy: 1}"
-UNIFORM = "{kind: uniform, low: 0.0, high: 1.0}"
 REPLAY = ", replay: {}"
 STEPWISE = "rl.prompts_per_update=null"
 
 
-def objective(
-    group: str = "{size: 4, off_policy: 0}", advantage: str = MEAN, terms: tuple[str, ...] = (ON,), more: str = ""
-) -> str:
+def given(show: str, more: str = "", size: int = 4) -> str:
+    """A group with one start; `show` is its kind, with settings after a comma."""
+    return f"{{size: {size}, starts: {{s: {{show: {{kind: {show}}}{', ' * bool(more)}{more}}}}}}}"
+
+
+MIXED = given("trace")
+
+
+def objective(group: str = "{size: 4}", advantage: str = MEAN, terms: tuple[str, ...] = (ON,), more: str = "") -> str:
     return f"objective={{group: {group}, advantage: {advantage}, terms: [{', '.join(terms)}]{more}}}"
 
 
@@ -44,28 +48,137 @@ def only(*of_term: str, **more: str) -> str:
     return objective(terms=(term(*of_term, **more),))
 
 
-def prefix(length: str, off_policy: int = 1) -> str:
-    return f"{{size: 4, off_policy: {off_policy}, prefix: {{length: {length}}}}}"
+def prefix(dose: str, more: str = "") -> str:
+    return given("prefix", f"dose: {dose}{more}")
+
+
+def both(one: str, other: str) -> str:
+    """A group with the starts of two."""
+    return one.removesuffix("}}") + other.replace("{size: 4, starts: {s:", ", t:")
 
 
 def interleaved(*terms: str, advantage: str = MEAN) -> str:
     return objective(advantage=advantage, more=f", interleaved_sft: {{buffer_size: 2, terms: [{', '.join(terms)}]}}")
 
 
-def hint(learn: str = "hinted", keep: str = "first_correct", levels: str = "[0.5]", off_policy: int = 0) -> str:
-    return f"{{size: 4, off_policy: {off_policy}, hint: {{levels: {levels}, keep: {keep}, learn: {learn}}}}}"
-
-
 def critic(more: str = "") -> str:
     return f"rl.critic={{optimizer: {{lr: 1e-5}}{more}}}"
 
 
-BARE = hint("bare")
-IN_GROUPS = hint("hinted, groups: {}", "all")
+FAILED = "when: {accuracy_at_most: 0.0}"
+BARE = given("hint", f"dose: 0.5, {FAILED}, rows: 4")
+HINTED = given("hint", "dose: 0.5, rows: all, learn: shown")
+EACH = "critique, about: each, wrong: 'No.', template: '{prompt} {response} {feedback}'"
+ALL = "critique, about: all, wrong: 'No.', template: '{prompt} {feedback}'"
 LOG = "shaped_surrogate, shaping: {kind: log}, min_weight: 1.0, max_weight: 0.5"
-REPLACING = "{size: 4, off_policy: 1, off_policy_when_accuracy_at_most: 0.25}"
+REPLACING = given("trace", "when: {accuracy_at_most: 0.25}")
 NO_EFFECT_ON_TRACES = "so a surrogate on them would have no effect"
-RUNGS = "{kind: by_success, rungs: [{rows: 2, share: 0.5, below: 0.5}]}"
+RUNGS = "{kind: ladder, rungs: [{rows: 2, share: 0.5, below: 0.5}]}"
+LADDER = prefix(RUNGS, ", rows: 2")
+SEARCH = f"show: {{kind: prefix, pieces: 10}}, dose: {{kind: search}}, rows: all, keep: nearest, {FAILED}"
+DIFFICULTY = "{kind: difficulty, low: 0.1, high: 0.9}"
+BISECTION, RATIO, FIT = "{kind: prompt_bisection}", "{kind: batch_ratio}", "{kind: fit}"
+
+
+def searched(more: str = "", size: int = 4, **changes: str) -> str:
+    """A search with some of its settings changed."""
+    settings = SEARCH.replace("kind: search", f"kind: search{', ' * bool(more)}{more}")
+    for old, new in changes.items():
+        settings = settings.replace(*{"pieces": (", pieces: 10", new), "bound": ("most: 0.0", f"most: {new}")}[old])
+    return f"{{size: {size}, starts: {{s: {{{settings}}}}}}}"
+
+
+# A group, and what the line has to name.
+# fmt: off
+STARTS = [
+    # What is shown.
+    ("starts.s.show .. template .. {hint} once", given("hint, template: '{prompt}'", "dose: 0.5")),
+    ("starts.s.show .. template .. {feedback} once", given(ALL.replace(" {feedback}", ""), FAILED)),
+    ("{response} has no meaning with about: all", given(ALL.replace("{feedback}", "{response} {feedback}"), FAILED)),
+    ("right has no effect with about: all", given(f"{ALL}, right: 'Yes.'", FAILED)),
+    ("starts.s.show.pieces .. 2", given("prefix, pieces: 1", "dose: 0.5")),
+    ("starts.s.show.choose", given("trace, choose: longest", FAILED)),
+    ("starts.s.show.kind .. 'trace'", given("traces")),
+    # How much.
+    ("show.kind: prefix needs a dose", given("prefix")),
+    ("show.kind: hint needs a dose", given("hint")),
+    ("dose has no effect with show.kind: trace", given("trace", "dose: 0.5")),
+    ("dose has no effect with show.kind: critique", given(ALL, f"dose: 0.5, {FAILED}")),
+    ("dose runs from 1.5 to 1.5", prefix("1.5")),
+    ("dose runs from -1 to 0.5", prefix("{kind: linear, start: 0.5, end: -1}")),
+    ("dose .. low runs from -0.1 to -0.1", prefix("{kind: uniform, low: -0.1, high: 1}")),
+    ("dose .. high runs from 0 to 2",
+     prefix("{kind: uniform, low: 0.0, high: {kind: linear, start: 0.0, end: 2.0}}")),
+    ("dose .. probability runs from 1.5 to 1.5", prefix("{kind: binomial, probability: 1.5}")),
+    ("dose .. envelope runs from 0 to 2", prefix("{kind: batch_root, envelope: {kind: linear, start: 2, end: 0}}")),
+    ("dose .. low 0.5 .. high 0.5", prefix("{kind: even, low: 0.5, high: 0.5}")),
+    ("dose .. low 0.5 .. high 0.4", prefix("{kind: difficulty, low: 0.5, high: 0.4}")),
+    ("dose .. shares [0.5, 0.5] must rise", prefix("{kind: levels, shares: [0.5, 0.5]}", ", rows: 2")),
+    ("dose .. shares [0.5, 0.2] must rise", prefix("{kind: prompt_levels, shares: [0.5, 0.2], more_below: 0.5}")),
+    ("dose.shares.0", given("hint", "dose: {kind: levels, shares: [1.0]}")),
+    ("fewer_above 0.4 .. more_below 0.5",
+     prefix("{kind: prompt_levels, shares: [0.5], more_below: 0.5, fewer_above: 0.4}")),
+    ("dose .. at_least 0.8 .. at_most 0.2", searched("at_least: 0.8, at_most: 0.2")),
+    # Which groups.
+    ("starts.s.when .. one of share, accuracy_at_most and pass_rate_at_most, not none", given("trace", "when: {}")),
+    ("starts.s.when .. not share and pass_rate_at_most",
+     given("trace", "when: {share: 0.5, pass_rate_at_most: 0.5}")),
+    ("after has no effect without accuracy_at_most", given("trace", "when: {share: 0.5, after: 0.1}")),
+    ("memory has no effect without pass_rate_at_most", given("trace", "when: {share: 0.5, memory: 0.1}")),
+    # Which rows, and how they are learned.
+    ("learn: shown .. a prefix is in the response", prefix("0.5", ", learn: shown")),
+    ("learn: shown .. a trace is in the response", given("trace", "learn: shown")),
+    ("shared contradicts dose.kind: even", prefix("{kind: even}", ", shared: true")),
+    ("shared contradicts dose.kind: ladder", prefix(RUNGS, ", rows: 2, shared: true")),
+    ("shared contradicts show.kind: trace", given("trace", "shared: true")),
+    ("shared contradicts show.kind: critique", given(ALL, f"shared: true, {FAILED}")),
+    ("dose.kind: fit is a share of a prefix .. show.kind: prefix", given("hint", f"rows: 4, dose: {FIT}")),
+    ("dose.rungs have 2 rows .. rows, 1", prefix(RUNGS)),
+    ("rows: 3 .. multiple of the 2 shares", prefix("{kind: levels, shares: [0.2, 0.5]}", ", rows: 3")),
+    ("rows: all .. multiple of the 2 shares", prefix("{kind: levels, shares: [0.2, 0.5]}", ", rows: all")),
+    ("rows: 3 .. dose.rounds, 4", prefix(FIT, ", rows: 3")),
+    ("rows, 6, .. dose.rounds, 4", given("prefix", f"dose: {FIT}, rows: all", 6)),
+    ("dose.kind: search .. show.pieces", searched(pieces="")),
+    ("dose.kind: search .. rows: all, keep: nearest, when.accuracy_at_most",
+     searched().replace("keep: nearest", "keep: all")),
+    ("when.accuracy_at_most 0.5 .. dose.at_least 0.25", searched(bound="0.5")),
+    ("keep: nearest is for dose.kind: search", given("hint", f"dose: 0.5, keep: nearest, {FAILED}")),
+    ("dose.kind: prompt_bisection .. shared: true", prefix(BISECTION)),
+    ("dose.kind: prompt_frontier .. shared: true", prefix("{kind: prompt_frontier}")),
+    ("dose.kind: batch_ratio .. when.accuracy_at_most", given("hint", f"dose: {RATIO}, {FAILED}")),
+    ("dose.kind: difficulty looks at rollouts", prefix(DIFFICULTY, ", rows: all")),
+    ("dose.kind: difficulty looks at rollouts", prefix(DIFFICULTY, f", {FAILED}")),
+    ("dose.kind: ladder looks at rollouts", prefix(RUNGS, f", rows: 2, {FAILED}")),
+    ("dose.kind: fit has rounds of its own", prefix(FIT, f", rows: 4, {FAILED}")),
+    ("show.kind: critique .. when: {accuracy_at_most: 1}", given(ALL)),
+    ("keep: best .. when.accuracy_at_most", given("hint", "dose: 0.5, keep: best")),
+    ("keep has no effect on whole traces", given("trace", f"keep: best, {FAILED}")),
+    ("rows: all leaves no rollouts beside whole traces", given("trace", "rows: all")),
+    ("show.choose: likeliest_answer .. when.accuracy_at_most", given("trace, choose: likeliest_answer")),
+    # Beside other starts, and in the group.
+    ("starts s and t both sample again", both(given(ALL, FAILED), BARE)),
+    ("starts s and t both sample again", both(given(ALL, FAILED), searched())),
+    ("starts s and t both take all rows", both(HINTED, prefix("0.5", ", rows: all"))),
+    ("4 of s rows .. below size 4", given("trace", "rows: 4")),
+    ("5 of s rows .. below size 4", prefix("0.5", ", rows: 5")),
+    ("3 of s + 2 of t rows .. below size 4", both(prefix("0.5", ", rows: 3"), prefix("0.5", ", rows: 2"))),
+    ("4 of s rows .. below size 4", prefix(RUNGS.replace("rows: 2", "rows: 4"), ", rows: 4")),
+    ("4 of s rows .. below size 4", both(prefix("0.5", ", rows: 4"), HINTED)),
+    ("starts.s.when.pass_rate_at_most depends on rollouts",
+     prefix("0.5", ", rows: 4, when: {pass_rate_at_most: 0.5}")),
+    ("starts.s.when.pass_rate_at_most depends on rollouts",
+     prefix("0.5", ", rows: all, when: {pass_rate_at_most: 0.5}")),
+    ("starts.s.dose: .. size 4 .. between 0.3 and 0.4", searched("at_least: 0.3, at_most: 0.4")),
+    ("starts.s.rows 4 .. below size 4", given("trace", f"rows: 4, {FAILED}")),
+    ("starts.s: 5 rows .. size 4", given("hint", f"dose: 0.5, rows: 5, {FAILED}")),
+    ("starts.s: 9 rows .. size 4", given(ALL, f"rows: 9, {FAILED}")),
+    ("fewer wrong rollouts than the 3 rows", given("hint", "dose: 0.5, rows: 3, when: {accuracy_at_most: 0.5}")),
+    # 29 of 100 are at most 0.29, though 0.29 * 100 is 28.999999999999996
+    ("fewer wrong rollouts than the 72 rows",
+     given("hint", "dose: 0.5, rows: 72, when: {accuracy_at_most: 0.29}", 100)),
+    ("objective.group.starts.Mine", "{size: 4, starts: {Mine: {show: {kind: trace}}}}"),
+]
+# fmt: on
 
 # What the line has to name, with `..` between its parts, and the overrides.
 # fmt: off
@@ -84,56 +197,33 @@ REFUSED = {
         ("coefficient.kind: adaptive is gone .. schedule",
          objective(terms=(ON, term("entropy", normaliser=OWN, coefficient="{kind: adaptive, start: 1, target: 1}")))),
     ],
-    "hints": [
-        ("levels [0.5, 0.5] must rise", objective(hint("bare", levels="[0.5, 0.5]"), terms=(ON, OFF))),
-        ("group.hint.levels.0", objective(hint("bare", levels="[1.0]"), terms=(ON, OFF))),
-        ("template .. {hint} once", objective(hint("hinted, template: '{prompt}'"))),
-        ("hint .. off_policy: 0", objective(hint(off_policy=1))),
-        ("hint: 5 rows .. size 4", objective(hint(keep="all, rows_per_level: 5"))),
-        ("fewer wrong rollouts than the 3 rows",
-         objective(hint(keep="all, rows_per_level: 3, accuracy_at_most: 0.5"))),
-        # 29 of 100 are at most 0.29, though 0.29 * 100 is 28.999999999999996
-        ("fewer wrong rollouts than the 72 rows",
-         objective(hint(keep="all, rows_per_level: 72, accuracy_at_most: 0.29").replace("size: 4", "size: 100"))),
-        ("group.hint .. learn: bare", objective(BARE)),
-        ("behavior: recorded", objective(BARE, terms=(ON, OFF))),
-        ("'extra': clipped_surrogate", objective(BARE, terms=(term("clipped_surrogate", "response"),))),
-        ("'extra': multiple_importance", objective(BARE, terms=(ON, term("multiple_importance", "off_policy")))),
-        ("groups .. keep: all", objective(hint("hinted, groups: {}"))),
-        ("after has no effect with groups", objective(hint("hinted, groups: {}", "all, after: 0.1"))),
-        ("groups.level runs from 2 to 2 .. levels 1 to 1", objective(hint("hinted, groups: {level: 2}", "all"))),
-        ("fewer_above 0.4 .. more_below 0.5", objective(IN_GROUPS.replace(
-            "groups: {}", "groups: {level: {kind: by_history, more_below: 0.5, fewer_above: 0.4}}"))),
-        ("off_policy tokens .. group.off_policy is 0", objective(hint(), terms=(ON, OFF))),
-        ("replay and group.hint", objective(BARE, terms=(ON, SFT), more=REPLAY)),
-    ],
+    "starts": [(named, objective(group)) for named, group in STARTS],
     "groups": [
-        ("off_policy 4 .. size 4", objective("{size: 4, off_policy: 4}")),
-        ("off_policy 5 .. size 4", objective(prefix(UNIFORM, 5))),
-        ("prefix has no effect .. off_policy: 0", objective(prefix(UNIFORM, 0))),
-        ("low runs from -0.1 to -0.1", objective(prefix("{kind: uniform, low: -0.1, high: 1}"))),
-        ("high runs from 0 to 2",
-         objective(prefix("{kind: uniform, low: 0.0, high: {kind: linear, start: 0.0, end: 2.0}}"))),
-        ("probability runs from 1.5 to 1.5", objective(prefix("{kind: binomial, probability: 1.5}"))),
-        ("low 0.5 .. high 0.5", objective(prefix("{kind: evenly_spaced, low: 0.5, high: 0.5}"))),
-        ("shared .. length.kind: evenly_spaced", objective(prefix("{kind: evenly_spaced}, shared: true"))),
-        ("off_policy_when_accuracy_at_most .. off_policy: 0", objective(REPLACING.replace("y: 1", "y: 0"))),
-        ("off_policy_when_accuracy_at_most .. after the rollouts",
-         objective(REPLACING.replace("}", f", prefix: {{length: {UNIFORM}}}}}"))),
-        ("choose: likeliest_answer .. off_policy_when_accuracy_at_most",
-         objective("{size: 4, off_policy: 1, choose: likeliest_answer}")),
-        ("objective.group.choose", objective("{size: 4, off_policy: 1, choose: longest}")),
-        ("no rollout is left .. group.size", objective("{size: 2, off_policy: 1}", terms=(ON, OFF), more=REPLAY)),
-        ("replay and group.prefix", objective(prefix(UNIFORM), terms=(ON, OFF), more=REPLAY)),
-        ("'traces' .. off_policy tokens .. group.off_policy is 0", objective(terms=(ON, OFF))),
-        ("no term learns from off_policy tokens; set it to 0", mixed(ON, ENTROPY)),
+        ("group.starts.s .. learn: bare", objective(BARE)),
+        ("group.starts.s .. show.kind: trace", mixed(ON, ENTROPY)),
+        ("behavior: recorded", objective(BARE, terms=(ON, OFF))),
+        ("'extra': clipped_surrogate .. learn: shown", objective(BARE, terms=(term("clipped_surrogate", "response"),))),
+        ("'extra': multiple_importance", objective(BARE, terms=(ON, term("multiple_importance", "off_policy")))),
+        ("off_policy tokens .. group.starts gives rows none", objective(HINTED, terms=(ON, OFF))),
+        ("'traces' .. off_policy tokens .. group.starts gives rows none", objective(terms=(ON, OFF))),
+        ("replay and group.starts.s .. show.kind: hint", objective(BARE, terms=(ON, SFT), more=REPLAY)),
+        ("replay and group.starts.s .. show.kind: prefix", objective(prefix("0.5"), terms=(ON, OFF), more=REPLAY)),
+        ("no rollout is left .. group.size", objective(given("trace", size=2), terms=(ON, OFF), more=REPLAY)),
         ("replay has no effect: no term learns from off_policy tokens", objective(more=REPLAY)),
-        ("a group of one row", objective("{size: 1, off_policy: 0, filter: {kind: dynamic_sampling}}", GAE)),
+        ("a group of one row", objective("{size: 1, filter: {kind: dynamic_sampling}}", GAE)),
         ("no traces .. above 0.5",
          objective(REPLACING, terms=(ON, term("nll", "off_policy", OWN, gate="{group_accuracy_above: 0.5}")))),
         ("group_accuracy_at_most 0.25 has no effect",
          objective(REPLACING, terms=(ON, term("nll", "off_policy", OWN, gate="{group_accuracy_at_most: 0.25}")))),
-        ("prefix.length.rungs have 2 rows .. off_policy 1", objective(prefix(RUNGS), terms=(ON, OFF))),
+    ],
+    "old fields": [
+        (f"objective.group.{old.partition('=')[0]}: is gone .. objective.group.starts", f"objective.group.{old}",
+         "method=on_policy")
+        for old in (
+            "off_policy=1", "off_policy_when_accuracy_at_most=0.0", "choose=likeliest_answer",
+            "prefix={length: {kind: uniform, low: 0.0, high: 1.0}}", "guidance={pass_rate_at_most: 0.5}",
+            "hint={levels: [0.5]}", "retry={about: all}", "anchor={pieces: 10}",
+        )
     ],
     "terms": [
         ("above 0.5 and at most 0.5", only(gate="{group_accuracy_above: 0.5, group_accuracy_at_most: 0.5}")),
@@ -169,13 +259,13 @@ REFUSED = {
         ("advantage.k 3 .. 3 rows", mixed(ON, SFT, advantage="{kind: pass_at_k, population: on_policy, k: 3}")),
         ("advantage.k 2 .. 2 rows",
          mixed(ON, SFT, advantage="{kind: pass_at_k, population: on_policy, k: 2}", more=REPLAY)),
-        ("1 row of a group .. advantage 0", objective("{size: 1, off_policy: 0}")),
-        ("1 row of a group .. advantage 0", objective("{size: 2, off_policy: 1}", ROLLOUTS_ONLY, (ON, SFT))),
+        ("1 row of a group .. advantage 0", objective("{size: 1}")),
+        ("1 row of a group .. advantage 0", objective(given("trace", size=2), ROLLOUTS_ONLY, (ON, SFT))),
         (NO_EFFECT_ON_TRACES, mixed(ON, term(select="off_policy"), advantage=ROLLOUTS_ONLY)),
         (NO_EFFECT_ON_TRACES, mixed(ON, OFF, advantage=ROLLOUTS_ONLY)),
         (NO_EFFECT_ON_TRACES, mixed(term(select="response"), advantage=ROLLOUTS_ONLY)),
         ("advantage.population: on_policy .. without off-policy rows", objective(advantage=ROLLOUTS_ONLY)),
-        ("continuations would not be learned from", objective(prefix(UNIFORM), ROLLOUTS_ONLY, (ON, SFT))),
+        ("continuations would not be learned from", objective(prefix("0.5"), ROLLOUTS_ONLY, (ON, SFT))),
         ("rl.critic: missing .. objective.advantage.kind: gae", objective(advantage=GAE)),
         ("advantage.kind: gae has no effect",
          mixed(term("nll", normaliser=OWN, gate="{outcome: correct}"), SFT, advantage=GAE)),
@@ -207,7 +297,15 @@ def test_a_combination_without_sense_is_refused_in_one_line(overrides: list[str]
 
 
 @pytest.mark.parametrize(
-    "accepted", [objective(), mixed(ON, OFF, ENTROPY), mixed(ON, SFT, advantage=ROLLOUTS_ONLY), interleaved(SFT)]
+    "accepted",
+    [
+        *(objective(), mixed(ON, OFF, ENTROPY), mixed(ON, SFT, advantage=ROLLOUTS_ONLY), interleaved(SFT)),
+        *(objective(BARE, terms=(ON, SFT)), objective(HINTED), objective(both(MIXED, LADDER), terms=(ON, OFF))),
+        *(objective(group, terms=(ON, OFF)) for group in (REPLACING, LADDER, searched(), prefix(FIT, ", rows: 4"))),
+        *(objective(prefix(dose, ", shared: true"), terms=(ON, OFF)) for dose in (BISECTION, RATIO)),
+        *(objective(given(critique, FAILED), terms=(ON, SFT)) for critique in (EACH, ALL)),
+        objective(prefix(DIFFICULTY), terms=(ON, OFF)),
+    ],
 )
 def test_what_the_refusals_start_from_is_accepted(accepted: str) -> None:
     assert load_experiment(SMOKE, ["chain=rl", accepted]).objective is not None

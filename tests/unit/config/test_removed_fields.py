@@ -1,9 +1,15 @@
 """Settings of earlier versions: files that have them are read, and no setting of this version has their names."""
 
+import json
+from pathlib import Path
+
 import pytest
+from synthetic.settings import rl_settings
 
 from luffy.config.fields import all_fields
+from luffy.config.group import GroupConfig
 from luffy.config.removed import REMOVED, removed_field, without_removed
+from luffy.config.starts import LevelsDose, When
 from luffy.config.yaml_source import Value
 
 PACKAGE = {"kind": "verifiers", "version": 1}
@@ -41,3 +47,16 @@ def test_no_field_has_the_name_of_one_that_is_gone() -> None:
     assert removed_field(("environment", "version"), "verifiers") is None
     assert removed_field(("environment", "version"), "tools") == REMOVED["tools.version"].instead
     assert removed_field(("rl", "max_tokens")) == REMOVED["rl.max_tokens"].instead
+
+
+GROUPS = json.loads(Path(__file__).with_name("old_groups.json").read_text())
+"""By preset, `objective.group` of a finished stage as it was written before `objective.group.starts`."""
+MEANS_THE_SAME = {"guide": {"dose": LevelsDose(kind="levels", shares=(0.5,))}, "questa": {"when": When(share=1.0)}}
+
+
+@pytest.mark.parametrize("preset", GROUPS)
+def test_a_group_from_before_starts_is_read_as_the_starts_of_the_preset(preset: str) -> None:
+    read = GroupConfig.read(without_removed(GROUPS[preset], finished=True, section="group"))
+    today = rl_settings("chain=rl", f"method={preset}").objective.group
+    starts = [start.model_copy(update=MEANS_THE_SAME.get(preset, {})) for start in today.starts.values()]
+    assert (read.size, read.filter, [*read.starts.values()]) == (today.size, today.filter, starts)

@@ -31,8 +31,8 @@ BASE: dict[str, Value] = {
     "evaluation": {"decodings": {"greedy": {"temperature": 0.0}}, "max_response_tokens": 8},
 }
 ORDINARY: dict[str, Value] = {
-    **{"size": 8, "off_policy": 0, "choose": "in_turn", "shared": False, "rows": 1, "max_rounds": 10},
-    **{"rows_per_level": 1, "accuracy_at_most": 0.0, "after": 0.0, "learn": "bare"},
+    **{"size": 8, "choose": "in_turn", "shared": False, "rows": 1, "max_rounds": 10},
+    **{"keep": "all", "learn": "bare", "after": 0.0, "memory": 0.5},
     **{"hint.template": "{prompt}\n\nHint: {hint}", "prompt": SelfTeacher.model_fields["prompt"].default},
     **{"zero_truncated": False, "shows": "trace"},
     **{"select": "on_policy", "population": "joint", "mode": "token", "before_gate": False},
@@ -68,7 +68,7 @@ PUBLISHED = {
     ),
     "ampo": _row(
         "arXiv 2510.02227, authors' code; entropy 0.001 / 2.1",
-        "off_policy=2 off_policy_when_accuracy_at_most=0.0 choose=likeliest_answer",
+        "trace=trace trace.choose=likeliest_answer trace.rows=2 trace.when.accuracy_at_most=0.0",
         MEAN,
         on_policy="clipped_surrogate dual_clip=10.0",
         off_policy=SHAPED,
@@ -76,14 +76,15 @@ PUBLISHED = {
     ),
     "bread": _row(
         "arXiv 2506.17211; GRPO, arXiv 2402.03300; bounds, clip and KL are not known",
-        "anchor.pieces=10 anchor.success_at_least=0.25 anchor.success_at_most=0.75",
+        "anchor=prefix anchor.pieces=10 anchor.dose=search anchor.dose.at_least=0.25 anchor.dose.at_most=0.75 "
+        "anchor.rows=all anchor.when.accuracy_at_most=0.0 anchor.keep=nearest",
         GRPO,
         on_policy="clipped_surrogate mode=sequence population=own",
         kl="kl estimator=k3 against=reference coefficient=0.001 mode=sequence population=own",
     ),
     "chord": _row(
         "arXiv 2508.11408, CHORD-phi: mu 0.1",
-        "off_policy=1",
+        "trace=trace",
         "population=on_policy group_mean scale_by_std=True",
         on_policy="clipped_surrogate coefficient=0.9",
         sft="select=off_policy nll token_weight=p_one_minus_p coefficient=0.1 population=own",
@@ -96,10 +97,10 @@ PUBLISHED = {
     ),
     "critique_grpo": _row(
         "arXiv 2506.03106, authors' code (critique simple_gt); no std, as its script wants; entropy 0.001 / 4.9",
-        "retry.about=each retry.num_rows=8 retry.keep=best retry.accuracy_at_most=1.0 "
-        "retry.wrong='The solution is incorrect, the answer is {reference}.' "
-        "retry.right='The solution is correct, the answer is {reference}.' "
-        r"retry.template='{prompt}\n\n{response}\n\n{feedback}'",
+        "critique=critique critique.about=each critique.wrong='The solution is incorrect, the answer is {reference}.' "
+        "critique.right='The solution is correct, the answer is {reference}.' "
+        r"critique.template='{prompt}\n\n{response}\n\n{feedback}' "
+        "critique.rows=8 critique.when.accuracy_at_most=1.0 critique.keep=best",
         MEAN,
         on_policy="surrogate",
         refined=SHAPED,
@@ -139,14 +140,14 @@ PUBLISHED = {
     ),
     "guide": _row(
         "arXiv 2506.13923 v2, authors' code; gamma there is a quantile",
-        "hint.levels=0.5 hint.rows_per_level=8 hint.keep=all filter=dynamic_sampling",
+        "hint=hint hint.dose=0.5 hint.rows=8 hint.when.accuracy_at_most=0.0 filter=dynamic_sampling",
         GRPO,
         on_policy="clipped_surrogate mode=sequence",
         hinted="select=off_policy shaped_surrogate shaping=rational shaping.gamma=1.0 behavior=recorded mode=sequence",
     ),
     "hpt": _row(
         "arXiv 2509.04419: gamma 0, SFT 1.0 (7B)",
-        "off_policy=1 off_policy_when_accuracy_at_most=0.0",
+        "trace=trace trace.when.accuracy_at_most=0.0",
         "population=on_policy group_mean scale_by_std=False",
         on_policy="gate.group_accuracy_above=0.0 surrogate before_gate=True",
         sft=DEMONSTRATION,
@@ -161,15 +162,16 @@ PUBLISHED = {
     ),
     "lte": _row(
         "arXiv 2510.26109; gamma, clip and words are not known",
-        "retry.about=all retry.num_rows=8 retry.keep=all_correct retry.wrong='Wrong answers: {answers}.' "
-        r"retry.truncated='Think concisely.' retry.template='{prompt}\n\n{feedback}'",
+        "critique=critique critique.about=all critique.wrong='Wrong answers: {answers}.' "
+        r"critique.truncated='Think concisely.' critique.template='{prompt}\n\n{feedback}' "
+        "critique.rows=8 critique.when.accuracy_at_most=0.0 critique.keep=all_correct",
         GRPO,
         on_policy="clipped_surrogate population=own",
         hinted=SHAPED.replace("behavior=one", "behavior=recorded population=own"),
     ),
     "luffy": _row(
         "arXiv 2504.14945 v5, eq. 4 to 6, appendix E.1",
-        "off_policy=1",
+        "trace=trace",
         MEAN,
         on_policy="surrogate",
         off_policy=SHAPED,
@@ -177,7 +179,7 @@ PUBLISHED = {
     ),
     "luffy_no_shaping": _row(
         "arXiv 2504.14945, section 3.2 and Table 4",
-        "off_policy=1",
+        "trace=trace",
         MEAN,
         on_policy="surrogate",
         off_policy=SHAPED.replace("shaping=rational shaping.gamma=0.1", "shaping=identity"),
@@ -185,7 +187,7 @@ PUBLISHED = {
     ),
     "luffy_prefix": _row(
         "arXiv 2504.14945, authors' code (prefix_strategy: random, from 0 to 1)",
-        "off_policy=1 prefix.length=uniform prefix.length.low=0.0 prefix.length.high=1.0",
+        "trace=prefix trace.dose=uniform trace.dose.low=0.0 trace.dose.high=1.0",
         MEAN,
         on_policy="surrogate",
         off_policy=SHAPED,
@@ -232,8 +234,8 @@ PUBLISHED = {
     ),
     "pope": _row(
         "arXiv 2601.18779; levels and clip are not known",
-        "hint.levels=0.0625,0.125,0.1875,0.25 hint.keep=all hint.learn=hinted hint.groups.share=0.5 "
-        "hint.groups.level=by_history hint.groups.level.more_below=0.125",
+        "hint=hint hint.dose=prompt_levels hint.dose.shares=0.0625,0.125,0.1875,0.25 hint.dose.more_below=0.125 "
+        "hint.rows=all hint.when.share=0.5 hint.learn=shown",
         GRPO,
         on_policy="clipped_surrogate population=own",
     ),
@@ -245,8 +247,8 @@ PUBLISHED = {
     ),
     "prefix_rft": _row(
         "arXiv 2507.01679",
-        "off_policy=1 prefix.length=uniform prefix.length.low=cosine prefix.length.low.start=0.95 "
-        "prefix.length.low.end=0.05 prefix.length.high=0.95",
+        "prefix=prefix prefix.dose=uniform prefix.dose.low=cosine prefix.dose.low.start=0.95 prefix.dose.low.end=0.05 "
+        "prefix.dose.high=0.95",
         MEAN,
         on_policy="clipped_surrogate dual_clip=3.0 mode=constant",
         prefix="select=off_policy surrogate top_entropy_share=0.2 mode=constant",
@@ -258,9 +260,8 @@ PUBLISHED = {
     ),
     "questa": _row(
         "arXiv 2507.13266: a half, then a quarter; 100 and 1900 steps",
-        "hint.levels=0.25,0.5 hint.keep=all hint.learn=hinted hint.groups.share=1.0 hint.groups.level=linear "
-        "hint.groups.level.start=2.0 hint.groups.level.end=1.0 hint.groups.level.over=0.1 hint.groups.level.levels=2 "
-        "filter=dynamic_sampling",
+        "hint=hint hint.dose=linear hint.dose.start=0.5 hint.dose.end=0.25 hint.dose.over=0.1 hint.dose.levels=2 "
+        "hint.rows=all hint.learn=shown filter=dynamic_sampling",
         GRPO,
         on_policy="clipped_surrogate population=own",
     ),
@@ -280,7 +281,7 @@ PUBLISHED = {
     ),
     "rl_plus": _row(
         "arXiv 2508.00222, authors' script",
-        "off_policy=1",
+        "trace=trace",
         MEAN,
         on_policy="surrogate",
         off_policy="select=off_policy multiple_importance exploration_exponent=0.5",
@@ -288,7 +289,7 @@ PUBLISHED = {
     ),
     "rl_sft_loss": _row(
         "LUFFY paper, Table 1, train_rl_sft_loss.sh: 1.0",
-        "off_policy=1",
+        "trace=trace",
         "population=on_policy group_mean scale_by_std=False",
         on_policy="surrogate",
         sft=DEMONSTRATION,
@@ -296,7 +297,7 @@ PUBLISHED = {
     ),
     "rlep": _row(
         "arXiv 2507.07451, authors' code; a group of 16 + 2 there",
-        "off_policy=1",
+        "trace=trace",
         GRPO,
         policy="select=response clipped_surrogate clip_high=0.28 dual_clip=10.0 population=own",
     ),
@@ -315,7 +316,8 @@ PUBLISHED = {
     ),
     "scaf_grpo": _row(
         "arXiv 2510.19807 v2, eq. 4, authors' script; dual clip: verl",
-        "hint.levels=0.2,0.4,0.6,0.8 hint.keep=first_correct hint.learn=hinted hint.after=0.15",
+        "hint=hint hint.dose=levels hint.dose.shares=0.2,0.4,0.6,0.8 hint.rows=4 hint.when.accuracy_at_most=0.0 "
+        "hint.when.after=0.15 hint.keep=first_correct hint.learn=shown",
         GRPO,
         on_policy="clipped_surrogate dual_clip=3.0 population=own",
     ),
@@ -343,7 +345,7 @@ PUBLISHED = {
     "sft": _row("arXiv 2604.23747 and the LUFFY paper", sft=DEMONSTRATION, settings=STAGE),
     "srft": _row(
         "arXiv 2506.19767: w_SFT = 0.5 e^-H, w_RL = 0.1 e^H",
-        "off_policy=1",
+        "trace=trace",
         GRPO,
         sft="select=off_policy nll token_weight=exp_minus_entropy coefficient=0.5 mode=constant population=all",
         off_policy="select=off_policy shaped_surrogate shaping=identity behavior=one mode=constant population=all",
@@ -353,24 +355,24 @@ PUBLISHED = {
     ),
     "stephint": _row(
         "arXiv 2507.02841; levels, rows and clip are not known",
-        "off_policy=4 prefix.length=evenly_spaced prefix.length.low=0.2 prefix.length.high=0.8",
+        "hint=prefix hint.dose=even hint.dose.low=0.2 hint.dose.high=0.8 hint.rows=4",
         GRPO,
         on_policy="clipped_surrogate before_gate=True",
         hint="select=off_policy gate.outcome=correct clipped_surrogate before_gate=True",
     ),
     "superrl": _row(
         "arXiv 2506.01096, later form",
-        "off_policy=1",
+        "trace=trace",
         "population=on_policy group_mean scale_by_std=True",
         on_policy="gate.group_accuracy_above=0.0 clipped_surrogate before_gate=True",
         sft="select=off_policy gate.group_accuracy_at_most=0.0 nll population=own before_gate=True",
     ),
     "trapo": _row(
         "arXiv 2512.17636, authors' code; 0.7 of the paper; entropy 0.001 / 2.7",
-        "off_policy=4 prefix.length=by_success "
-        "prefix.length.rungs.0.rows=2 prefix.length.rungs.0.share=0.25 prefix.length.rungs.0.below=0.5 "
-        "prefix.length.rungs.1.share=0.5 prefix.length.rungs.1.below=0.7 "
-        "prefix.length.rungs.2.share=1.0 prefix.length.rungs.2.below=0.9",
+        "prefix=prefix prefix.dose=ladder "
+        "prefix.dose.rungs.0.rows=2 prefix.dose.rungs.0.share=0.25 prefix.dose.rungs.0.below=0.5 "
+        "prefix.dose.rungs.1.share=0.5 prefix.dose.rungs.1.below=0.7 "
+        "prefix.dose.rungs.2.share=1.0 prefix.dose.rungs.2.below=0.9 prefix.rows=4",
         MEAN,
         on_policy="surrogate population=all",
         prefix="select=off_policy nll temperature=rollout token_weight=trust_region population=all",
@@ -383,9 +385,9 @@ PUBLISHED = {
     ),
     "uft": _row(
         "arXiv 2505.16984: 5 pieces, beta 0.001; k3 of the authors' framework",
-        "off_policy=8 prefix.length=binomial prefix.length.chunks=5 prefix.length.probability=cosine "
-        "prefix.length.probability.start=0.95 prefix.length.probability.end=0.0 prefix.length.probability.over=0.6 "
-        "prefix.shared=True",
+        "hint=prefix hint.dose=binomial hint.dose.pieces=5 hint.dose.probability=cosine "
+        "hint.dose.probability.start=0.95 hint.dose.probability.end=0.0 hint.dose.probability.over=0.6 "
+        "hint.rows=all hint.shared=True",
         GRPO,
         on_policy="clipped_surrogate",
         hint="select=off_policy nll coefficient=0.001 population=own",
@@ -411,7 +413,7 @@ def words(part: Value) -> str:
     for path, value in flat(part):
         if path[-1] == "name" or (path[-1] == "kind" and value == "constant"):
             continue
-        key = ".".join(each for each in path if each not in ("loss", "normaliser", "kind", "value"))
+        key = ".".join(each for each in path if each not in ("loss", "normaliser", "starts", "show", "kind", "value"))
         if value != ORDINARY.get(key, ORDINARY.get(key.rpartition(".")[2])):
             text = ",".join(map(str, value)) if isinstance(value, list) else str(value)
             text = repr(text) if " " in text or "\n" in text else text

@@ -436,7 +436,7 @@ def test_sharding_offloading_and_checkpointing_make_room():
 
 ROOM = (1024 + 8192) * PER_TOKEN
 ASKING = ("difficulty={engine: vllm, max_response_tokens: 16384}", "evaluation.max_response_tokens=4096")
-SECOND_ROUND = "objective.group.retry.max_prompt_tokens"
+SECOND_ROUND = "objective.group.starts.critique.show.max_prompt_tokens"
 THREE = ("execution.vllm={engines: 3, tensor_parallel_size: 2}",)
 HALVED = {"weights": P / GIB, "total": 0.55 * 79}
 

@@ -52,7 +52,7 @@ class Says:
 def collected(kind, *texts):
     engine = Says(*texts)
     with GraderPool(1, PATIENCE_S, GradingConfig(kind=kind)) as grader:
-        config = GroupConfig(size=len(texts), off_policy=0)
+        config = GroupConfig(size=len(texts))
         collector = GroupCollector(grader, engine.text, SamplingParams(1.0, 8, ()), config, seed=0, total_steps=1)
         return collector.collect(engine, [RolloutTask("p", (5, 6), "7", ())], 1)[0]
 

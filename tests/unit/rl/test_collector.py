@@ -26,9 +26,10 @@ from luffy.grading.pool import GraderPool
 from luffy.grading.request import Problem
 from luffy.rl.groups import GroupCollector, kept_groups, needs_more, sample_rollouts
 from luffy.rl.rows import Demonstration, RolloutTask, Row, RowSampler
+from luffy.rl.starts import Texts, open_starts
 from luffy.rollout.engine import Completion, RolloutRequest, SamplingParams, StopTexts
 from luffy.training.batching import one_shard, row_advantages
-from luffy.types import FinishReason, Group, Hint, Message, Outcome, Source, Trajectory
+from luffy.types import FinishReason, Group, Message, Outcome, Source, Start, Trajectory
 
 RIGHT, WRONG, END = 1, 2, 3
 """Tokens that the decoder below reads as the answer 7, as another, and as nothing."""
@@ -64,10 +65,19 @@ def _decode(ids: Sequence[int]) -> str:
     return r"\boxed{7}" if RIGHT in ids else r"\boxed{8}"
 
 
+def traces(rows: int = 1, **more: object) -> dict[str, object]:
+    return {"starts": {"trace": {"show": {"kind": "trace"}, "rows": rows, **more}}}
+
+
+def prefixes(dose: object, rows: int = 1, **more: object) -> dict[str, object]:
+    return {"starts": {"prefix": {"show": {"kind": "prefix"}, "dose": dose, "rows": rows, **more}}}
+
+
 def _collector(grader: GraderPool, group: Mapping[str, object], **more: object) -> GroupCollector:
-    config = GroupConfig.model_validate({"size": 4, "off_policy": 1} | group)
+    config = GroupConfig.model_validate({"size": 4, **traces()} | group)
     parts = {"decode": _decode, "params": PARAMS, "seed": 0, "total_steps": 10} | more
-    return GroupCollector(grader, group=config, **parts)
+    texts = Texts(lambda messages: (), parts["decode"], parts["decode"], parts.get("stops"))
+    return GroupCollector(grader, group=config, starts=open_starts(config.starts, texts, 0, 10, config.size), **parts)
 
 
 def _collect(
@@ -100,12 +110,12 @@ def _letters(rows: Sequence[Trajectory]) -> str:
 
 
 FALLING = {"kind": "linear", "start": 1.0, "end": 0.0}
-WHOLE_THEN_NOTHING = {"prefix": {"length": {"kind": "uniform", "low": FALLING, "high": FALLING}}}
-HALF = {"prefix": {"length": {"kind": "uniform", "low": 0.5, "high": 0.5}}}
+WHOLE_THEN_NOTHING, HALF = prefixes(FALLING), prefixes(0.5)
 ANY = {"kind": "uniform", "low": 0.0, "high": 1.0}
 RUNGS = ({"rows": 2, "share": 0.5, "below": 0.6}, {"rows": 1, "share": 0.5, "below": 0.6})
-LADDER = {"size": 7, "off_policy": 3, "prefix": {"length": {"kind": "by_success", "rungs": RUNGS}}}
-WHERE_HALF_FAIL = {"off_policy_when_accuracy_at_most": 0.5}
+LADDER = {"size": 7, **prefixes({"kind": "ladder", "rungs": RUNGS}, 3)}
+HALF_FAIL = {"when": {"accuracy_at_most": 0.5}}
+WHERE_HALF_FAIL = traces(**HALF_FAIL)
 GOOD, BAD, SAYS_7 = _trace(20, 21, 22, 23), _trace(20, 21, text=r"\boxed{8}"), _trace(RIGHT, 21, 22, 23)
 R, W = RIGHT, WRONG
 
@@ -118,8 +128,8 @@ R, W = RIGHT, WRONG
         ({}, [BAD], [R], [0, 0, 0], "RRRt", ""),
         ({}, [], [R], [0, 0, 0, 0], "RRRR", ""),
         # Starts of one trace are as many as are wanted; start and continuation are graded as one text.
-        ({"off_policy": 4, **HALF}, [GOOD], [R], [2, 2, 2, 2], "SSSS", ""),
-        ({"off_policy": 4, **HALF}, [], [R], [0, 0, 0, 0], "RRRR", ""),
+        (prefixes(0.5, 4), [GOOD], [R], [2, 2, 2, 2], "SSSS", ""),
+        (prefixes(0.5, 4), [], [R], [0, 0, 0, 0], "RRRR", ""),
         (HALF, [GOOD], [W, W, W, R], [0, 0, 0, 2], "rrrS", ""),
         (HALF, [SAYS_7], [W], [0, 0, 0, 2], "rrrS", ""),
         # A start never has the stop token, and an empty one makes a rollout.
@@ -133,7 +143,7 @@ R, W = RIGHT, WRONG
         # Traces take the places of the last wrong rollouts where the policy fails, never that of a right one.
         (WHERE_HALF_FAIL, [GOOD], [W, W, W, W], [0, 0, 0, 0], "rrrT", "r"),
         (WHERE_HALF_FAIL, [GOOD], [W, R, W, R], [0, 0, 0, 0], "rRRT", "r"),
-        ({"off_policy": 3, **WHERE_HALF_FAIL}, [GOOD] * 3, [W, R, R, W], [0, 0, 0, 0], "RRTT", "rr"),
+        (traces(3, **HALF_FAIL), [GOOD] * 3, [W, R, R, W], [0, 0, 0, 0], "RRTT", "rr"),
         (WHERE_HALF_FAIL, [GOOD], [R, R, W, R], [0, 0, 0, 0], "RRrR", ""),
     ],
 )
@@ -183,15 +193,14 @@ def test_each_sample_of_a_prompt_has_a_seed_of_its_own_and_the_same_when_its_ste
 def test_one_trace_may_guide_every_row_and_shared_rows_are_given_the_same(grader: GraderPool) -> None:
     task = _task("a", "7", *(_trace(*range(start, start + 50)) for start in (100, 200)))
     for is_shared, num_starts in ((True, 1), (False, 4)):
-        prefix = {"length": ANY, "shared": is_shared}
-        engine, (group,) = _collect(grader, [task], off_policy=4, prefix=prefix)
+        engine, (group,) = _collect(grader, [task], **prefixes(ANY, 4, shared=is_shared))
         assert len(group.trajectories) == len({request.seed for request in engine.requests}) == 4
         assert len({request.prefix_ids for request in engine.requests}) == num_starts
     assert {request.prefix_ids[0] // 100 for request in engine.requests} == {1, 2}, "several traces take turns"
 
 
 def test_a_replayed_row_takes_the_place_of_one_rollout_and_keeps_what_was_recorded(grader: GraderPool) -> None:
-    _, (earlier,) = _collect(grader, [_task("a", "7")], off_policy=0)
+    _, (earlier,) = _collect(grader, [_task("a", "7")], starts={})
     # A reward that grading would not give shows that it is not graded again.
     stored = replace(earlier.trajectories[0], reward=0.75, weight_version=(2, 2))
     engine, (group,) = _collect(grader, [_task("a", "7", GOOD, replayed=stored)], step=9)
@@ -273,7 +282,7 @@ def test_rollouts_and_a_demonstration_of_many_turns_share_a_group(episodes) -> N
 
 @pytest.mark.parametrize("share", [0.1, 0.45, 0.55, 0.7])
 def test_a_prefix_never_ends_within_an_observation(share: float, episodes) -> None:
-    row = episodes(prefix={"length": {"kind": "uniform", "low": share, "high": share}}).trajectories[3]
+    row = episodes(**prefixes(share)).trajectories[3]
     between = ConversationEncoder(_tokenizer()).between([Message("user", "7")])
     observed = [token for token, who in zip(row.response_ids, row.source, strict=True) if who is Source.ENVIRONMENT]
     assert tuple(observed[: len(between)]) == between
@@ -315,7 +324,7 @@ CALLS_COST = EpisodeScoring(weights={"answer": 1.0, "calls": -0.5})
     ("scoring", "environment", "says", "limits", "group", "rewards", "num_failed"),
     [
         # A failed episode is a crash and not a wrong answer: there, its reward of 0 would have been the best one.
-        (PLAIN, Broken, SEVEN, {"max_failed_share": 1.0}, {"size": 2, "off_policy": 0}, [], 2),
+        (PLAIN, Broken, SEVEN, {"max_failed_share": 1.0}, {"size": 2, "starts": {}}, [], 2),
         (CALLS_COST, None, EIGHT, {"max_failed_share": 0.25}, {}, [-0.5, -0.5, 0.5], 1),
         (PENALISED, CrashesOnTheTrace, SEVEN, {"max_failed_share": 0.25}, {}, [1.5] * 3, 1),
         # A demonstration is played again to be measured, for its own turns alone.
@@ -344,8 +353,8 @@ def test_rewards_of_episodes_and_of_a_demonstration(
         assert shard.advantages == pytest.approx([reward - mean for reward in rewards])
 
 
-@pytest.mark.parametrize("group", [{}, {"off_policy_when_accuracy_at_most": 0.0}])
-def test_the_share_of_failures_is_that_of_all_episodes_of_the_step(group: dict[str, float], episodes) -> None:
+@pytest.mark.parametrize("group", [{}, traces(when={"accuracy_at_most": 0.0})])
+def test_the_share_of_failures_is_that_of_all_episodes_of_the_step(group: dict[str, object], episodes) -> None:
     """The fallback plays a single trace, whose failure is one of nine and not one of one."""
     crashing = partial(episodes, PENALISED, CrashesOnTheTrace, r"3 + 4 = \boxed{8}", size=8, **group)
     assert len(crashing({"max_failed_share": 0.13}).failed) == 1
@@ -372,7 +381,7 @@ def _stopped(grader: GraderPool, task: RolloutTask, said: Sequence[int], **group
 @pytest.mark.parametrize(("answer", "said"), [("7", (6, 7, 8, 8)), ("8", (9, 10, 6, 6))])
 def test_a_rollout_is_learned_from_up_to_its_stop_text_and_graded_up_to_there(answer, said, grader):
     """What the policy says after it, another answer, counts for nothing."""
-    _, group = _stopped(grader, _task("a", answer), said, off_policy=0)
+    _, group = _stopped(grader, _task("a", answer), said, starts={})
     for row in group.trajectories:
         assert (row.response_ids, row.logp_behavior, row.weight_version) == (said[:2], (-0.5, -0.25), (6, 6))
         assert row.finish_reason is FinishReason.STOP and not row.is_truncated
@@ -382,8 +391,7 @@ def test_a_rollout_is_learned_from_up_to_its_stop_text_and_graded_up_to_there(an
 def test_a_prefix_leaves_its_stop_text_to_the_policy(grader: GraderPool) -> None:
     """All but the last token of the trace would be given: that much lies behind its stop text."""
     task = _task("a", "7", _trace(5, 6, 7, 3, 3, text=r"\boxed{7}</answer>"))
-    whole = {"length": {"kind": "uniform", "low": 0.9, "high": 1.0}}
-    engine, group = _stopped(grader, task, (7, 8, 8, 8), prefix=whole)
+    engine, group = _stopped(grader, task, (7, 8, 8, 8), **prefixes({"kind": "uniform", "low": 0.9, "high": 1.0}))
     assert engine.requests[-1].prefix_ids == (5, 6)
     row = group.trajectories[-1]
     assert row.response_ids == (5, 6, 7)
@@ -453,7 +461,7 @@ def test_the_number_of_tokens_is_a_measure_of_every_response(episodes) -> None:
         ' {"weight": -0.125, "grader": {"kind": "measure", "name": "tokens"}}]}'
     )
     with GraderPool(1, PATIENCE_S, GradingConfig(kind=kind)) as grader:
-        collector = _collector(grader, {"size": 1, "off_policy": 0})
+        collector = _collector(grader, {"size": 1, "starts": {}})
         (group,) = collector.collect(Parrot((RIGHT, 5, END)), [_task("a", "7")], 1)
     assert [row.reward for row in group.trajectories] == [1 - 3 / 8]
     episode = episodes(EpisodeScoring(weights={"tokens": 1.0})).trajectories[0]
@@ -485,8 +493,9 @@ def test_a_row_of_each_group_is_shown_and_none_of_a_confidential_prompt() -> Non
 
 def test_a_sample_of_a_failed_group_has_no_advantage_and_one_under_a_hint_says_which() -> None:
     failed = row_of(finish_reason=FinishReason.ENVIRONMENT_ERROR)
-    hinted = row_of(1.0, source=Source.HINTED, hint=Hint(2, "first step"))
+    hinted = row_of(1.0, source=Source.HINTED, start=Start("scaffold", 0.5, "first step"))
     (lost,) = _shown([Group("a", (), failed=(failed,))], 1, references={})
     (sample,) = _shown([Group("a", (row_of(1.0), hinted))], 1, references={})
     assert (lost.uid, lost.advantage) == ("a", None)
-    assert (sample.hint_level, sample.hint, sample.source) == (2, "first step", "off_policy")
+    assert (sample.start, sample.dose, sample.hint) == ("scaffold", 0.5, "first step")
+    assert sample.source == "off_policy"

@@ -32,13 +32,14 @@ from synthetic.scripted_runs import (
 
 from luffy.config import available_presets
 from luffy.config.group import DynamicSampling
+from luffy.config.starts import Critique, TraceHint, TracePrefix, WholeTrace
 from luffy.grading.pool import GraderPool
 from luffy.objectives.losses import token_loss
 from luffy.objectives.objective import token_weights
 from luffy.objectives.schedules import objective_at
 from luffy.rl.rows import Demonstration, RolloutTask
 from luffy.training.batching import collate, has_demonstration, has_hinted_row, has_prefix_row, row_advantages
-from luffy.types import ANSWER_PROBABILITY, SAMPLED, Group, Hint, Message, Outcome, Source, Trajectory
+from luffy.types import ANSWER_PROBABILITY, SAMPLED, Group, Message, Outcome, Source, Start, Trajectory
 
 METHODS = [name for name in available_presets("methods") if name not in SUPERVISED]
 """Every preset with an RL step; the others learn from traces alone."""
@@ -109,9 +110,9 @@ def test_the_steps_above_have_what_makes_their_method(method: str, run: Runs) ->
     group = objective.group
     expected = {
         "replayed": objective.replay is not None,
-        "prefixed": group.prefix is not None or group.anchor is not None,
-        "hinted": group.hint is not None or group.retry is not None,
-        "demonstrated": group.off_policy > 0 and group.prefix is None,
+        "prefixed": bool(group.shows(TracePrefix)),
+        "hinted": bool(group.shows(TraceHint, Critique)),
+        "demonstrated": bool(group.shows(WholeTrace)),
     }
     assert {kind: any(map(is_kind, found.groups)) for kind, is_kind in KINDS.items()} == expected
     if objective.replay is not None:
@@ -207,9 +208,9 @@ def test_exgrpo_replays_the_latest_success_where_that_is_asked_for(run: Runs) ->
     assert any(row not in successes[:-1] for row, *successes in found if len(successes) > 1)
 
 
-def test_guidance_gives_traces_where_earlier_steps_failed(run: Runs) -> None:
+def test_traces_may_be_for_prompts_on_which_earlier_steps_failed(run: Runs) -> None:
     """Twelve steps are three epochs: every prompt is judged by the one or two groups that it had before."""
-    found = run("luffy", "objective.group.guidance={pass_rate_at_most: 0.3, memory: 0.5}", steps=12)
+    found = run("luffy", "objective.group.starts.trace.when={pass_rate_at_most: 0.3, memory: 0.5}", steps=12)
     rates: dict[str, float] = {}
     seen = Counter()
     for step in found.steps:
@@ -230,8 +231,8 @@ class SecondRound:
 
     num_rows: int
     keeps: Callable[[list[Trajectory]], list[list[Trajectory]]]
-    """The rows that stay, or each of several possibilities, given all of the round by level."""
-    hint: Hint | None = None
+    """The rows that stay, or each of several possibilities, given all of the round by dose."""
+    start: Start | None = None
     is_bare: bool = True
     """Whether they are learned under the bare prompt, off-policy."""
     is_for_all: bool = False
@@ -244,9 +245,9 @@ def _right(rows: list[Trajectory]) -> list[Trajectory]:
 
 
 SECOND_ROUNDS = {
-    "guide": SecondRound(8, lambda rows: [rows], Hint(1, "step 1\nstep 2"), shows_trace=True),
+    "guide": SecondRound(8, lambda rows: [rows], Start("hint", 0.5, "step 1\nstep 2"), shows_trace=True),
     "scaf_grpo": SecondRound(4, lambda rows: [_right(rows)[:1]], is_bare=False, shows_trace=True),
-    "lte": SecondRound(8, lambda rows: [_right(rows)], Hint(1, "Wrong answers: 8.")),
+    "lte": SecondRound(8, lambda rows: [_right(rows)], Start("critique", shown="Wrong answers: 8.")),
     "critique_grpo": SecondRound(8, lambda rows: [[row] for row in _right(rows) or rows], is_for_all=True),
 }
 
@@ -256,16 +257,16 @@ def test_rows_of_a_second_round_take_the_places_of_rollouts(method: str, of: Sec
     numbers = Counter[int]()
     for group in run(method).groups:
         is_due = of.is_for_all or (_fails(group) and (HAS_TRACE[group.uid] or not of.shows_trace))
-        hinted = sorted(group.hinted, key=lambda row: row.hint.level)
+        hinted = sorted(group.hinted, key=lambda row: row.start.dose or 0.0)
         assert len(hinted) == (of.num_rows if is_due else 0)
         assert len(group.trajectories) == len(group.rollouts) == 8
-        staying = [row for row in group.trajectories if row.hint is not None]
+        staying = [row for row in group.trajectories if row.is_hinted]
         assert not is_due or staying in of.keeps(hinted)
         for row in staying:
             assert (row.prompt_ids == _bare_prompt(group)) == of.is_bare
             assert {*row.source} == {Source.HINTED if of.is_bare else Source.ON_POLICY}
             assert {*row.logp_behavior} == {HINTED_LOGP}, "the ratio's denominator is the hinted probability"
-            assert of.hint is None or row.hint == of.hint
+            assert of.start is None or row.start == of.start
             assert group.trajectories[-len(staying) :] == tuple(staying)
         numbers[len(_right(staying))] += is_due
     assert any(count for num_right, count in numbers.items() if num_right)
@@ -307,18 +308,21 @@ def test_hinted_groups_have_one_level_and_are_learned_with_it_beside_bare_ones(m
                 continue
             hinted += 1
             assert HAS_TRACE[group.uid] and len(group.hinted) == 8 and not group.rollouts
-            level = known.get(group.uid, 1) if method == "pope" else 2 if step.number == 1 else 1
-            shown = Hint(level, "step 1\nstep 2" if (method, level) == ("questa", 2) else "step 1")
+            level = known.get(group.uid, 1) if method == "pope" else 8 if step.number == 1 else 4
+            start = Start("hint", level / 16, "step 1\nstep 2" if level == 8 else "step 1")
             for row in group.hinted:
-                assert row.hint == shown and len(row.prompt_ids) > 1, "learned with the hint in its prompt"
+                assert row.start == start and len(row.prompt_ids) > 1, "learned with the hint in its prompt"
                 assert set(row.logp_behavior) == {HINTED_LOGP} and not row.is_off_policy
             levels[group.uid] = min(level + (not any(row.is_correct for row in group.hinted)), 4)
-        assert step.metrics["batch/hinted_share"] == pytest.approx(fmean(bool(group.hinted) for group in step.groups))
+        assert step.metrics["batch/share_hint"] == pytest.approx(fmean(bool(group.hinted) for group in step.groups))
     if method == "questa":
         assert not bare
     else:
         assert 0.3 < hinted / (hinted + bare) < 0.7 and max(levels.values()) > 1
-        assert found.saved[-1]["levels"] == {"settled": levels, "recent": {}}
+        assert found.saved[-1]["dose of hint"] == {
+            "settled": {uid: {"level": level} for uid, level in levels.items()},
+            "recent": {},
+        }
 
 
 def _num_given(uid: str, share: float) -> set[int]:
@@ -388,10 +392,10 @@ def _four_traces(number: int) -> RolloutTask:
 
 def test_ampo_learns_from_the_trace_that_the_trainer_scores_highest(grader: GraderPool, tmp_path: Path) -> None:
     """The ranks score a text of n tokens as n, so that is the longest right trace."""
-    settings = settings_of("ampo", "objective.group.off_policy=1")
+    settings = settings_of("ampo", "objective.group.starts.trace.rows=1")
     found = scripted_run(settings, grader, tmp_path / "whole", tasks=[_four_traces(number) for number in range(48)])
     for step in found.steps:
-        assert step.metrics["batch/guided_share"] == step.metrics["batch/choice_share"] > 0
+        assert step.metrics["batch/share_trace"] == step.metrics["batch/choice_share"] > 0
         chosen, other = (step.metrics[f"batch/{kind}_answer_probability"] for kind in ("chosen", "other"))
         assert chosen == 4 > other
     kinds = Counter[bool]()

@@ -31,7 +31,7 @@ METHODS = {
     "prefix_rft": (),
     "relift": (),
     "hpt": (),
-    "chord": ("objective.group.guidance={pass_rate_at_most: 0.3}",),
+    "chord": ("objective.group.starts.trace.when={pass_rate_at_most: 0.3}",),
 }
 """Every way to compose a group that is allowed with partial rollouts."""
 CASES = pytest.mark.parametrize("method", METHODS)
@@ -139,7 +139,7 @@ def test_each_token_has_its_probability_under_the_weights_that_sampled_it(grader
     models = [tiny_model(seed).eval() for seed in (0, 1)]
     params = SamplingParams(1.0, 12, (0,))
     collector = GroupCollector(
-        grader, lambda ids: "", params, GroupConfig(size=8, off_policy=0), seed=3, total_steps=2, step_tokens=5
+        grader, lambda ids: "", params, GroupConfig(size=8), seed=3, total_steps=2, step_tokens=5
     )
     task = RolloutTask("p", (1, 2, 3), "7", ())
     (group,) = collector.collect(TransformersEngine(models[0], 8, 0), [task], 1)

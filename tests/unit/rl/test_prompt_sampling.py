@@ -1,5 +1,5 @@
-"""What RL draws next, and what it remembers of earlier groups: streams and pools, hint levels, successes to replay, and
-prompts that wait for a supervised step; planned ahead, and restored from checkpoints."""
+"""What RL draws next, and what it remembers of earlier groups: streams and pools, successes to replay, and prompts that
+wait for a supervised step; planned ahead, and restored from checkpoints."""
 
 import json
 import math
@@ -18,13 +18,11 @@ from synthetic.trajectories import row_of
 
 from luffy.config.group import ReplayConfig
 from luffy.config.settings import RLSettings
-from luffy.config.terms import LevelByHistory
 from luffy.data.sources import MIXTURE
 from luffy.errors import DataError
 from luffy.grading.request import Problem
 from luffy.rl.prompts import (
     NEVER_DRAWN,
-    HintLevels,
     PromptHistory,
     PromptSampler,
     available_quotas,
@@ -35,7 +33,7 @@ from luffy.rl.prompts import (
 from luffy.rl.replay import FailedPrompts, ReplayBuffer
 from luffy.rl.rows import Demonstration, RolloutTask
 from luffy.training.batching import stream_indices
-from luffy.types import FinishReason, Group, Hint, Source, Trajectory
+from luffy.types import FinishReason, Group, Source, Trajectory
 
 COUNT = 8
 ROW, RIGHT = row_of(0.0), row_of(1.0)
@@ -93,21 +91,6 @@ class Prompts:
         self.sampler.observe(step, [_group(uid, step) for uid in drawn])
 
 
-class Levels(HintLevels):
-    """The levels of ten prompts, of which each step has half."""
-
-    def __init__(self, ahead: int) -> None:
-        super().__init__(LevelByHistory(kind="by_history", more_below=0.4, fewer_above=0.6), 3, ahead)
-
-    def draw(self, step: int) -> dict[str, int]:
-        return dict(self.as_known_to(step))
-
-    def observe(self, step: int, drawn: object) -> None:
-        groups = [_group(f"p{number}", step) for number in range(step % 2, 10, 2)]
-        hint = Hint(1, "a")
-        super().observe(step, [Group(g.uid, tuple(replace(row, hint=hint) for row in g.rollouts)) for g in groups])
-
-
 @cache
 def _journalled(step: int) -> list[Group]:
     """Eight groups of up to twelve prompts, each row with a token of its own."""
@@ -148,7 +131,6 @@ OPENED: dict[str, Callable[[int], Any]] = {
     "uniform": lambda ahead: Prompts(open_sampler(_settings(ahead=ahead), TASKS)),
     "pools": lambda ahead: Prompts(open_sampler(_settings(POOLS, ahead=ahead), TASKS)),
     "parts": lambda ahead: Prompts(open_sampler(_settings(ahead=ahead), PARTS)),
-    "levels": Levels,
     "replay": Replays,
     "queue": lambda ahead: Queue(),
 }
@@ -186,21 +168,6 @@ def test_what_is_replayed_is_known_from_the_steps_trained_on_when_it_is_planned(
         for earlier in range(1, step - ahead):
             lagging.observe(earlier, None)
         assert drawn == lagging.draw(step)
-
-
-@pytest.mark.parametrize("ahead", [0, 2])
-def test_hint_levels_follow_what_a_step_may_know(ahead: int) -> None:
-    """Up after a group below half, down after one above three quarters, between levels 1 and 3."""
-    levels = HintLevels(LevelByHistory(kind="by_history", more_below=0.5, fewer_above=0.75), 3, ahead)
-    hint, known = Hint(1, "a"), []
-    groups = [
-        Group("p", tuple(replace(RIGHT if i < right else ROW, hint=hint) for i in range(4)))
-        for right in (0, 0, 0, 2, 4, 4, 4, 0)
-    ]
-    for step, group in enumerate([*groups, Group("p", (ROW,))], start=1):
-        known.append(levels.as_known_to(step).get("p", 1))
-        levels.observe(step, [group])
-    assert known == [1] * ahead + [1, 2, 3, 3, 3, 2, 1, 1, 2][: 9 - ahead]
 
 
 @pytest.mark.parametrize("ahead", [0, 1, 2])

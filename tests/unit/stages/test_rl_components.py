@@ -12,12 +12,12 @@ from synthetic.arithmetic import problems, tiny_tokenizer
 from luffy.config import load_experiment
 from luffy.config.settings import CONFIGURE
 from luffy.data.parquet import write_prompts
-from luffy.data.templates import load_tokenizer
 from luffy.errors import ConfigError, DataError
 from luffy.pipeline.identity import identifying
-from luffy.rl.rows import Demonstration, RolloutTask
+from luffy.rl.rows import Demonstration, RolloutTask, Visit
+from luffy.rl.starts import open_starts
+from luffy.stages import rl_components
 from luffy.stages.rl import run
-from luffy.stages.rl_components import open_anchors
 from luffy.types import Trace
 
 APART = "chain=sft_then_rl_apart"
@@ -28,27 +28,37 @@ def settings_of(stage: str, *overrides: str):
     return CONFIGURE[stage](load_experiment(CONFIGS / "smoke.yaml", ["rl.prompts_per_step=8", *overrides]))
 
 
+def tiny_inputs(folder, tokenizer, traces=(), complement=0):
+    known = tuple(Trace(text, "teacher") for text in traces)
+    write_prompts(folder / "train.parquet", [replace(problem, traces=known) for problem in problems(6)])
+    write_prompts(folder / "rl_complement.parquet", problems(complement))
+    tokenizer.save_pretrained(folder / "model")
+    (folder / "model" / "config.json").write_text(json.dumps({"max_position_embeddings": 128}))
+    return {"data": folder, "model": folder}
+
+
 @pytest.mark.parametrize(
     ("overrides", "traces", "complement", "named"),
     [
         (["chain=sft_then_rl"], 0, 2, ("6 training prompts",)),
         ([APART], 0, 2, ("2 prompts of the complement",)),
         ([APART], 0, 0, ("data.rl", "complement", "data.sft.unique_train_examples")),
-        (["chain=rl", "method=luffy"], 0, 0, ("objective.group.off_policy", "no training prompt")),
-        (["chain=rl", "method=guide"], 0, 0, ("objective.group.hint", "no training prompt")),
-        (["chain=rl", "method=bread"], 0, 0, ("objective.group.anchor", "no training prompt")),
-        (["chain=rl", "method=ampo"], 2, 0, ("no training prompt has more traces", "off_policy, 2")),
+        (["chain=rl", "method=luffy"], 0, 0, ("objective.group.starts.trace", "no training prompt")),
+        (["chain=rl", "method=guide"], 0, 0, ("objective.group.starts.hint", "no training prompt")),
+        (["chain=rl", "method=bread"], 0, 0, ("objective.group.starts.anchor", "no training prompt")),
+        (
+            ["chain=rl", "method=ampo"],
+            2,
+            0,
+            ("starts.trace.show.choose", "no training prompt has more traces", "rows, 2"),
+        ),
     ],
 )
 def test_prompts_that_a_method_cannot_use_are_refused(tmp_path, overrides, traces, complement, named):
     """Of 6 training prompts with so many traces each, and of a complement of that many without."""
-    known = tuple(Trace(f"trace {number}", "teacher") for number in range(traces))
-    write_prompts(tmp_path / "train.parquet", [replace(problem, traces=known) for problem in problems(6)])
-    write_prompts(tmp_path / "rl_complement.parquet", problems(complement))
-    tiny_tokenizer().save_pretrained(tmp_path / "model")
-    (tmp_path / "model" / "config.json").write_text(json.dumps({"max_position_embeddings": 128}))
+    inputs = tiny_inputs(tmp_path, tiny_tokenizer(), [f"trace {number}" for number in range(traces)], complement)
     with refused(*named, error=DataError):
-        run(settings_of("rl", *overrides), stage_context("rl", tmp_path, {"data": tmp_path, "model": tmp_path}))
+        run(settings_of("rl", *overrides), stage_context("rl", tmp_path, inputs))
 
 
 @pytest.mark.parametrize(
@@ -66,14 +76,24 @@ def test_the_prompts_are_part_of_rls_identity_and_of_no_other():
     assert apart == {**together, "prompts": "complement"} and together["prompts"] == "train"
 
 
-def test_anchors_cut_a_trace_between_its_lines_also_where_the_template_opens_the_reasoning(tmp_path):
+class Opened(Exception):
+    """Ends the stage before it loads a model; has the starts that it has opened."""
+
+
+def test_a_search_cuts_a_trace_between_its_lines_also_where_the_template_opens_the_reasoning(tmp_path, monkeypatch):
+    def opened(*arguments):
+        raise Opened(open_starts(*arguments))
+
+    monkeypatch.setattr(rl_components, "open_starts", opened)
     tokenizer = tiny_tokenizer()
     tokenizer.chat_template += "{{ '<think>\\n' }}"
-    tokenizer.save_pretrained(tmp_path / "model")
-    settings = settings_of("rl", "chain=rl", "method=bread")
-    anchors = open_anchors(settings, load_tokenizer(tmp_path / "model"))
-    assert anchors is not None
+    inputs = tiny_inputs(tmp_path, tokenizer, traces=(TRACE,))
+    with pytest.raises(Opened) as caught:
+        run(
+            settings_of("rl", "chain=rl", "method=bread", "rl.prompts_per_step=4"),
+            stage_context("rl", tmp_path, inputs),
+        )
+    ((start,),) = caught.value.args
     ids = tuple(tokenizer(TRACE, add_special_tokens=False)["input_ids"])
-    search = anchors.search(RolloutTask("a", (5,), "2", (Demonstration(TRACE, ids, None),)), 1)
-    assert search is not None
-    assert [tokenizer.decode(ids[:end]) for end in search._ends] == ["1 +1\n", "1 +1\n=2 -0\n", "1 +1\n=2 -0\n=2\n"]
+    (slot,) = start.slots(Visit(RolloutTask("a", (5,), "2", (Demonstration(TRACE, ids, None),)), 1, 0), 1)
+    assert [tokenizer.decode(ids[:end]) for end in slot.ends] == ["1 +1\n", "1 +1\n=2 -0\n", "1 +1\n=2 -0\n=2\n"]

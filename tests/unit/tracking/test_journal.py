@@ -10,12 +10,12 @@ from reference.gradient_case import CONTEXTS, trajectories
 from synthetic.trajectories import row_of
 
 from luffy.tracking.journal import RolloutJournal
-from luffy.types import FinishReason, Group, Hint, Source
+from luffy.types import FinishReason, Group, Source, Start
 
 ROWS = tuple(trajectories("luffy", num_groups=2)[0])
 FAILED = tuple(replace(row, finish_reason=FinishReason.ENVIRONMENT_ERROR) for row in ROWS[2:4])
 GUIDED = trajectories("guide", num_groups=1)[0]
-HINTED = [replace(row, hint=Hint(level, "first\nsecond")) for level, row in enumerate(GUIDED[:2], start=1)]
+HINTED = [replace(GUIDED[place], start=Start("hint", dose, "first\nsecond")) for place, dose in enumerate((0.25, None))]
 SOURCE = (Source.OFF_POLICY, Source.OFF_POLICY, Source.ON_POLICY)
 HYBRID = row_of(1.0, (3, 4, 5), SOURCE, logp_behavior=(math.nan, -0.1, -1 / 3), weight_version=(-1, -1, 7))
 OLD = row_of(1.0, (9, 4), Source.REPLAY, logp_behavior=(-1e-300, -2 / 3), finish_reason=FinishReason.LENGTH)
@@ -40,7 +40,7 @@ def test_groups_come_back_exactly_all_at_once_and_one_by_one(tmp_path: Path, kin
     assert [repr(journal.read_group(3, index)) for index in range(len(groups))] == list(map(repr, groups))
 
 
-@pytest.mark.parametrize(("kind", "columns"), [("hints", ["hint", "hint_level"]), ("contexts", ["context_starts"])])
+@pytest.mark.parametrize(("kind", "columns"), [("hints", ["start", "dose", "hint"]), ("contexts", ["context_starts"])])
 def test_a_journal_from_before_a_column_is_read_without_it(tmp_path: Path, kind: str, columns: list[str]) -> None:
     journal = RolloutJournal(tmp_path)
     journal.commit(1, GROUPS[kind])

@@ -32,6 +32,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from luffy.config import available_presets
+from luffy.config.starts import TracePrefix
 from luffy.config.terms import TermConfig
 from luffy.objectives.schedules import StepObjective
 from luffy.training.batching import take_rows
@@ -69,7 +70,7 @@ def _can_branch(case: str) -> bool:
     objective = objective_of(case)
     return not (
         any(term.needs_whole_sequences for term in terms_of(case))
-        or (objective is not None and (objective.needs_critic or objective.replay or objective.group.prefix))
+        or (objective and (objective.needs_critic or objective.replay or objective.group.shows(TracePrefix)))
         or reference_of(case).rows == "peers"  # a teacher's prompt is for a whole response
     )
 
