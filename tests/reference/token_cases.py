@@ -123,7 +123,7 @@ def choices(logp_BT: Tensor, logq_BT: Tensor) -> dict[str, Tensor]:
 def evaluate(config: LossConfig, *parts: Tokens) -> Loss:
     """Token losses and the gradient of their sum by `logp`, of the sequences end to end."""
     batch = packed(parts)
-    loss_BT = token_loss(config, batch)
+    loss_BT = token_loss(config, batch).loss_BT
     (gradient_BT,) = torch.autograd.grad(loss_BT.sum(), batch.logp_BT, allow_unused=True)
     return loss_BT.detach().numpy()[0], gradient_BT.numpy()[0]
 

@@ -109,7 +109,7 @@ def test_the_losses_of_the_documentation(monkeypatch) -> None:
         "sequence_BT": torch.tensor([[0, 0], [1, 1]]),
         "selected_BT": ones_BT.bool(),
     }
-    (gradient_BT,) = torch.autograd.grad(token_loss(term.loss, TokenBatch(**tokens)).sum(), logp_BT)
+    (gradient_BT,) = torch.autograd.grad(token_loss(term.loss, TokenBatch(**tokens)).loss_BT.sum(), logp_BT)
     ratio = math.exp(-1.5)
     torch.testing.assert_close(gradient_BT, torch.tensor([[-1.0, -1.0], [ratio, ratio]]))
 
