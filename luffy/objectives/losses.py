@@ -69,10 +69,10 @@ class TokenBatch:
     logp_ref_BT: Tensor
     """Log-probabilities under the reference of `kl` terms, constant."""
     logp_teacher_BT: Tensor
-    """Log-probabilities under the teacher of `rl.teacher`, constant."""
+    """Log-probabilities under the row's teacher, constant."""
     logp_BTC: Tensor
-    """log pi_theta of the teacher's choices at the temperature of the rollouts, with gradient; empty where no term
-    compares them."""
+    """log pi_theta of the tokens that divergences compare, at the temperature of the rollouts, with gradient; empty
+    without a divergence."""
     logq_BTC: Tensor
     """The teacher's, constant."""
     advantage_BT: Tensor

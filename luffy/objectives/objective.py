@@ -16,7 +16,7 @@ from functools import reduce
 import torch
 from torch import Tensor
 
-from luffy.config.terms import GateConfig, ImportanceCorrection, Selector, TermConfig
+from luffy.config.terms import GateConfig, ImportanceCorrection, Selector, TermConfig, WeighConfig
 from luffy.objectives.losses import TokenBatch, bounded_exp, sequence_sum, token_loss
 from luffy.objectives.schedules import StepObjective
 from luffy.types import TrainBatch
@@ -33,8 +33,8 @@ def select(batch: TrainBatch, selector: Selector) -> Tensor:
     return batch.response_mask_BT & wanted_BT
 
 
-def passes(batch: TrainBatch, gate: GateConfig | None) -> Tensor:
-    """`(B, T)` bool: the rows that pass a gate."""
+def passes(batch: TrainBatch, gate: GateConfig | None, teachers: Sequence[str]) -> Tensor:
+    """`(B, T)` bool: the rows that pass a gate; `teachers` are the names in `rl.teachers`, in order."""
     open_BT = torch.ones_like(batch.response_mask_BT)
     if gate is None:
         return open_BT
@@ -42,8 +42,10 @@ def passes(batch: TrainBatch, gate: GateConfig | None) -> Tensor:
         open_BT = open_BT & (batch.group_accuracy_BT > gate.group_accuracy_above)
     if gate.group_accuracy_at_most is not None:
         open_BT = open_BT & (batch.group_accuracy_BT <= gate.group_accuracy_at_most)
-    if gate.taught:
-        open_BT = open_BT & batch.is_taught_BT
+    if isinstance(gate.taught, str):
+        open_BT = open_BT & (batch.taught_by_BT == teachers.index(gate.taught))
+    elif gate.taught is not None:
+        open_BT = open_BT & ((batch.taught_by_BT >= 0) == gate.taught)
     if gate.outcome is not None:
         open_BT = open_BT & (batch.is_correct_BT == (gate.outcome == "correct"))
     return open_BT
@@ -61,9 +63,10 @@ def token_weights(objective: StepObjective, batch: TrainBatch, sum_over_ranks: S
     share_KBT = torch.zeros(len(terms), *batch.input_ids_BT.shape, dtype=torch.float64)
     denominator_K = torch.zeros(len(terms), dtype=torch.float64)
     for k, term in enumerate(terms):
-        counted_BT = _counted(term, terms, batch)
+        counted_BT = _counted(term, objective, batch)
         denominator_K[k] = _denominator(counted_BT, batch.episode_BT, term, objective.max_response_tokens)
-        share_KBT[k] = (select(batch, term.select) & passes(batch, term.gate)).double()
+        own_BT = select(batch, term.select) & passes(batch, term.gate, objective.teachers)
+        share_KBT[k] = own_BT.double() if term.weigh is None else _weighed(own_BT, term.weigh, batch, sum_over_ranks)
         if term.normaliser.mode == "sequence":
             # Numbered anew: a rank's part of the step may have fewer tokens than the step has responses.
             _, episode_BT = batch.episode_BT.unique(return_inverse=True)
@@ -74,17 +77,23 @@ def token_weights(objective: StepObjective, batch: TrainBatch, sum_over_ranks: S
     return share_KBT * scale_K[:, None, None]
 
 
-def _counted(term: TermConfig, terms: Sequence[TermConfig], batch: TrainBatch) -> Tensor:
+def _weighed(own_BT: Tensor, config: WeighConfig, batch: TrainBatch, sum_over_ranks: SumOverRanks) -> Tensor:
+    """`(B, T)` float64: exp(-beta H) on a term's own tokens, over its mean on those of the step; 0 elsewhere."""
+    weight_BT = (-config.teacher_entropy * batch.entropy_teacher_BT.double()).exp() * own_BT
+    count, total = sum_over_ranks(torch.stack([own_BT.sum().double(), weight_BT.sum()]))
+    return weight_BT * (count / total) if total > 0 else weight_BT
+
+
+def _counted(term: TermConfig, objective: StepObjective, batch: TrainBatch) -> Tensor:
     """`(B, T)` bool: the tokens that a term's denominator counts."""
     if term.normaliser.population == "all":
         return batch.response_mask_BT
     joint = term.normaliser.population == "joint"
-    members = [other for other in terms if other.is_policy_gradient] if joint else [term]
-    gated = not term.normaliser.before_gate
-    masks = [
-        select(batch, member.select) & passes(batch, member.gate) if gated else select(batch, member.select)
-        for member in members
-    ]
+    members = [other for other in objective.terms if other.is_policy_gradient] if joint else [term]
+    masks = [select(batch, member.select) for member in members]
+    if not term.normaliser.before_gate:
+        gates = [passes(batch, member.gate, objective.teachers) for member in members]
+        masks = [mask_BT & open_BT for mask_BT, open_BT in zip(masks, gates, strict=True)]
     return reduce(torch.logical_or, masks)
 
 
@@ -162,6 +171,7 @@ def token_factor(tokens: TokenBatch, term: TermConfig) -> tuple[Tensor, Tensor] 
         factors.append(correction_BT)
     if term.evidence is not None:
         log_ratio_BT = (tokens.logp_teacher_BT - tokens.logp_old_BT) * tokens.advantage_BT.sign()
+        log_ratio_BT = -log_ratio_BT if term.evidence.reverse else log_ratio_BT
         factors.append(bounded_exp(log_ratio_BT).clamp(1 - term.evidence.clip, 1 + term.evidence.clip))
     if term.top_entropy_share is not None:
         factors.append(top_entropy_mask(tokens, term.top_entropy_share))

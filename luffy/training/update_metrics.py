@@ -69,8 +69,8 @@ class UpdateMetrics:
     the device until `summary`: a GPU is not waited for between micro-batches.
     """
 
-    def __init__(self, terms: Sequence[TermConfig]) -> None:
-        self._terms = terms
+    def __init__(self, terms: Sequence[TermConfig], teachers: Sequence[str] = ()) -> None:
+        self._terms, self._teachers = terms, teachers
         names = list(_MEANS)
         for term in terms:
             names += [f"actor/{term.name}_entropy"]
@@ -110,7 +110,7 @@ class UpdateMetrics:
         for term, weight_BT, gradient_BT, limited_BT in by_term:
             selected_BT = weight_BT != 0
             if term.gate is not None:
-                shut_BT, own_BT = ~passes(micro, term.gate), select(micro, term.select)
+                shut_BT, own_BT = ~passes(micro, term.gate, self._teachers), select(micro, term.select)
                 self._mean(f"actor/{term.name}_gated_fraction", shut_BT, own_BT)
             self._mean(f"actor/{term.name}_entropy", at_temperature(tokens, term.loss).entropy_BT, selected_BT)
             if isinstance(term.loss, DivergenceLoss):

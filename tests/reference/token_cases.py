@@ -171,6 +171,8 @@ class Row:
     correct: bool = False
     accuracy: float = 0.0
     """Of its group."""
+    teacher: int = -1
+    """Index of its teacher; -1 for none."""
 
 
 def demonstration(length: int, **settings: float) -> Row:
@@ -198,9 +200,10 @@ def row_batch(rows: Sequence[Row], advantage: float = 1.0) -> TrainBatch:
         logp_behavior_BT=zeros + torch.nan,
         logp_ref_BT=zeros,
         logp_teacher_BT=zeros,
+        entropy_teacher_BT=zeros,
         choice_BTC=torch.zeros((*zeros.shape, 1), dtype=torch.int32),
         logq_BTC=torch.full((*zeros.shape, 2), -0.7),
-        is_taught_BT=torch.zeros_like(response),
+        taught_by_BT=column("teacher").to(torch.int8).repeat(1, width),
         value_old_BT=zeros,
         return_BT=zeros,
         sequence_BT=torch.arange(len(rows)).unsqueeze(-1).repeat(1, width),

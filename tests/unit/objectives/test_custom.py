@@ -151,7 +151,7 @@ def test_what_a_loss_reads_is_computed(reads: str, found: str) -> None:
         "chain=rl",
         "method=on_policy",
         f"objective.terms.mine={{select: on_policy, loss: {loss}, normaliser: {{mode: token, population: own}}}}",
-        *(["rl.teacher={kind: model, path: /models/teacher}"] if reads == "teacher" else []),
+        *(["rl.teachers={teacher: {kind: model, path: /models/teacher}}"] if reads == "teacher" else []),
     ]
     objective = load_experiment(SMOKE, overrides).objective
     assert objective is not None and getattr(objective, found)

@@ -16,7 +16,7 @@ from luffy.rl.retries import RetryPrompts
 from luffy.rl.rows import Demonstration, RolloutTask
 from luffy.rl.teaching import ScoreRequest, ServedScorer, TeacherPrompts
 from luffy.rl.trace_starts import HintedPrompts, hint_text, with_hinted_rows
-from luffy.types import FinishReason, Group, Hint, Message, Prompt, Source, Trace, Trajectory
+from luffy.types import NO_TEACHER, FinishReason, Group, Hint, Message, Prompt, Source, Trace, Trajectory
 
 REASONING = "<think>one\n two\n\nthree\nfour\n</think>\\boxed{7}"
 
@@ -217,9 +217,8 @@ def test_rows_get_the_scores_of_what_is_learned_and_none_of_what_an_environment_
         Group("a", (row_of(0.0, (3, 4, 5), sources), row_of(0.0, (6,)))),
         Group("b", (row_of(0.0, (8, 9)),)),
     ]
-    taught = NumberScorer().taught(groups)
-    found = {group.uid: [each.teacher_logprobs for each in group.trajectories] for group in taught}
-    assert found == {"a": [(3.0, 5.0), (6.0,)], "b": [(8.0, 9.0)]}
+    taught = NumberScorer().taught([(groups[0], 0), (groups[0], 1), (groups[1], 0)])
+    assert [row.teacher_logprobs for row in taught] == [(3.0, 5.0), (6.0,), (8.0, 9.0)]
 
 
 TOKENIZER = build_tokenizer(["Add. 2+2 3+3 1 2 3 4 first second"])
@@ -237,23 +236,27 @@ def _rendered(text: str) -> tuple[int, ...]:
 
 def test_the_teacher_sees_the_first_trace_in_the_last_message_and_the_policy_keeps_its_prompt() -> None:
     config = SelfTeacher(kind="self", prompt="{problem} {trace}")
-    prompts = TeacherPrompts(TOKENIZER, [_prompt("2+2", "first", "second")], config, str, None)
-    shown = prompts.taught([Group("2+2", (row_of(0.0, (2, 3)),) * 2)])[0].trajectories
+    prompts = TeacherPrompts(TOKENIZER, [_prompt("2+2", "first", "second")], config, str, None, "self")
+    group = Group("2+2", (row_of(0.0, (2, 3)),) * 2)
+    shown = prompts.taught([(group, 0), (group, 1)])
     expected = _rendered("2+2 {trace} first")
     assert [(row.teacher_prompt_ids, row.prompt_ids) for row in shown] == [(expected, (1,))] * 2
     assert prompts.longest == len(expected)
-    with pytest.raises(DataError, match=r"^rl.teacher.kind: self .* 1 of 2 training prompts have none"):
-        TeacherPrompts(TOKENIZER, [_prompt("2+2", "4"), _prompt("3+3")], config, str, None)
+    with pytest.raises(DataError, match=r"^rl.teachers.self.kind: self .* 1 of 2 training prompts have none"):
+        TeacherPrompts(TOKENIZER, [_prompt("2+2", "4"), _prompt("3+3")], config, str, None, "self")
 
 
 def test_the_teacher_of_a_row_sees_the_first_other_right_one_of_its_group() -> None:
     """The first right row itself sees the second; a wrong row sees the first; without another, or too long: none."""
     config = SelfTeacher(kind="self", shows="peer", prompt="{trace} {problem}")
     rows = [row_of(reward, (number, 9)) for number, reward in ((1, 0.0), (2, 1.0), (3, 1.0), (4, 1.0))]
-    groups = [Group("2+2", tuple(rows)), Group("3+3", (row_of(0.0, (1,)), row_of(1.0, (2,) * 9)))]
+    rows += [row_of(0.0, (1,)), row_of(1.0, (2,) * 9)]
+    rows = [replace(row, taught_by=0) for row in rows]
+    groups = [Group("2+2", tuple(rows[:4])), Group("3+3", tuple(rows[4:]))]
     first, second, other = map(_rendered, ("2 2+2 {trace}", "3 2+2 {trace}", "2 3+3 {trace}"))
     for limit, of_first in ((None, [first, second, first, first]), (len(first) + 1, [()] * 4)):
         prompts = [_prompt("2+2"), _prompt("3+3")]
-        taught = TeacherPrompts(TOKENIZER, prompts, config, lambda ids: str(ids[0]), limit).taught(groups)
-        shown = [[row.teacher_prompt_ids for row in group.trajectories] for group in taught]
-        assert shown == [of_first, [other, ()]]
+        places = [(group, index) for group in groups for index in range(len(group.trajectories))]
+        taught = TeacherPrompts(TOKENIZER, prompts, config, lambda ids: str(ids[0]), limit, "self").taught(places)
+        assert [row.teacher_prompt_ids for row in taught] == [*of_first, other, ()]
+        assert [row.taught_by == NO_TEACHER for row in taught] == [not row.teacher_prompt_ids for row in taught]
