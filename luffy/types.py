@@ -80,6 +80,8 @@ ANSWER_PROBABILITY = "answer_probability"
 """The measure by which the trainer chose among traces (`luffy.rl.trace_choice`)."""
 WITHOUT_REWARD = frozenset({FinishReason.ENVIRONMENT_ERROR, FinishReason.GRADER_ERROR})
 """Ends of rows that are counted, and in no baseline and no update."""
+NO_TEACHER = -1
+"""`Trajectory.taught_by` of a row without a teacher."""
 TOKEN_LIMITS = frozenset({FinishReason.LENGTH, FinishReason.TURN_LENGTH})
 """Ends of responses that ran into a limit of tokens."""
 
@@ -180,11 +182,13 @@ class Trajectory:
     """What the row was given; None: nothing but the bare prompt."""
     answer: str = field(default="", compare=False, repr=False)
     """The final answer that the grader found; empty without one, and in what is read from a journal."""
+    taught_by: int = NO_TEACHER
+    """Index in `rl.teachers` of the one that scores the row."""
     teacher_prompt_ids: tuple[int, ...] = ()
-    """The prompt that the teacher of `rl.teacher` sees in place of the policy's; empty: the same."""
+    """The prompt that the teacher sees in place of the policy's; empty: the same."""
     teacher_logprobs: tuple[float, ...] = ()
-    """Per learnable response token: its log-probability under the teacher of `rl.teacher`, where that is served
-    elsewhere; empty: the trainer's ranks hold the teacher, or there is none."""
+    """Per learnable response token: its log-probability under a teacher that is served elsewhere; empty: the trainer's
+    ranks hold the teacher, or there is none."""
     context_starts: tuple[int, ...] = ()
     """Positions in the response where the chat template rendered the whole conversation again (`history: branching`).
     Tokens from there to the policy's next turn count as the environment's; later tokens see none before them."""
@@ -350,13 +354,16 @@ class TrainBatch:
     logp_ref_BT: Tensor
     """Log-probabilities under the reference of `kl` terms; 0 where no term needs them."""
     logp_teacher_BT: Tensor
-    """Log-probabilities under the teacher of `rl.teacher`; 0 where no term needs them."""
+    """Log-probabilities under the row's teacher; 0 without one, and where no term needs them."""
+    entropy_teacher_BT: Tensor
+    """Entropy (nats) of the teacher's distribution; 0 where no term needs it."""
     choice_BTC: Tensor
-    """int32: the teacher's most probable tokens in place of this one; none where no term needs them."""
+    """int32: the most probable tokens in place of this one, by the teacher, the policy or both; none where no term
+    needs them."""
     logq_BTC: Tensor
     """Their log-probabilities under the teacher, then that of all other tokens; empty, as `choice_BTC` is."""
-    is_taught_BT: Tensor
-    """True on rows whose teacher has a prompt of its own."""
+    taught_by_BT: Tensor
+    """int8: index in `rl.teachers` of the row's teacher; -1 for none."""
     value_old_BT: Tensor
     """The critic's values at the start of the optimizer phase; 0 without a critic."""
     return_BT: Tensor

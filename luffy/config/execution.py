@@ -178,8 +178,8 @@ class ExecutionConfig(StrictModel):
     """Where `model.endpoint` is served."""
     teachers: dict[str, ServerConfig] = Field(default_factory=dict)
     """Where endpoints of `sample.teachers` are served, by teacher; a given `api_key_variable` must be set."""
-    rl_teacher: ServerConfig = ServerConfig()
-    """vLLM servers of the teacher `rl.teacher: {kind: served}`."""
+    rl_teachers: dict[str, ServerConfig] = Field(default_factory=dict)
+    """vLLM servers of the teachers of `rl.teachers` of `kind: served`, by teacher."""
     gpus: NonNegativeInt | None = None
     """GPUs of this machine that a training or generating stage takes exclusively, after waiting for busy ones; None: as
     many as it can use. 0: it uses all visible GPUs and may share them."""

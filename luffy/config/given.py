@@ -15,6 +15,7 @@ _BY_NAME: tuple[KeyPath, ...] = (
     ("evaluation", "decodings"),
     ("evaluation", "suites"),
     ("grading", "named"),
+    ("rl", "teachers"),
 )
 """Mappings whose keys the user chooses. `null` for a key that a lower layer has removes its entry."""
 _REPLACE = "_replace_"
@@ -59,7 +60,7 @@ class Given:
                 found[key] = part
             elif part.value is None and lower.is_list:
                 del found[key]
-            elif part.value is None and path in _BY_NAME and isinstance(known.value, dict):
+            elif part.value is None and _of_stage(path) in _BY_NAME and isinstance(known.value, dict):
                 found[key] = replace(part, is_removed=True)
             else:
                 found[key] = part.over(known, (*path, key), merges=merges)
@@ -133,6 +134,13 @@ def _stages(values: list[Value], origins: Mapping[KeyPath, str], otherwise: str,
             )
         found[name] = given(own or {}, origins, where, (*here, name))
     return Given(found, origins.get(path, otherwise), is_list=True, keeps_names=True)
+
+
+def _of_stage(path: KeyPath) -> KeyPath:
+    """The path in a stage's own values, if it leads through one."""
+    while path[:1] == (STAGES,):
+        path = path[2:]
+    return path
 
 
 def _element(elements: Given, key: str, part: Given, path: KeyPath) -> tuple[str, Given]:

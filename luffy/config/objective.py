@@ -61,7 +61,7 @@ class SupervisedObjectiveConfig(StrictModel):
 
 
 def _needs_rollouts(term: TermConfig) -> bool:
-    return any(reads(term.loss, what) for what in ("advantage", "sampler", "reference", "teacher"))
+    return term.needs_teacher or any(reads(term.loss, what) for what in ("advantage", "sampler", "reference"))
 
 
 class InterleavedSFTConfig(SupervisedObjectiveConfig):
@@ -97,9 +97,13 @@ class ObjectiveConfig(StrictModel):
         return any(term.needs_teacher for term in self.terms)
 
     @property
-    def teacher_choices(self) -> int:
-        """Tokens of the vocabulary that divergences compare at each token; 0 without a divergence."""
-        return max((term.loss.top_k for term in self.terms if isinstance(term.loss, DivergenceLoss)), default=0)
+    def divergence(self) -> DivergenceLoss | None:
+        """A divergence of the terms, all of which have its choices."""
+        return next((term.loss for term in self.terms if isinstance(term.loss, DivergenceLoss)), None)
+
+    @property
+    def needs_teacher_entropy(self) -> bool:
+        return any(term.weigh is not None for term in self.terms)
 
     @property
     def learns_by_advantage(self) -> bool:

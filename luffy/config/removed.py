@@ -51,6 +51,8 @@ REMOVED: Mapping[str, Removed] = {
     "offload_parameters": Removed(
         False, "weights stay on the GPU, with zero_stage: 3 in shares: use more ranks, or offload_optimizer"
     ),
+    "rl.teacher": Removed(None, "teachers have names: rl.teachers={teacher: {kind: model, path: FOLDER}}"),
+    "rl_teacher": Removed({}, "servers go by the names of rl.teachers: execution.rl_teachers.NAME.urls=[URL]"),
     "replay_traces": Removed("off", "training traces of many turns are taken as recorded; remove it"),
     "sequence_parallel": Removed(
         1, "every rank has whole sequences: use gradient_checkpointing, zero_stage: 3 or a lower micro_batch_tokens"

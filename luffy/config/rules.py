@@ -94,8 +94,16 @@ def _of_teachers(config: "ExperimentConfig", kinds: frozenset[str], rl: RLConfig
     for name in served:
         if name not in config.execution.teachers or not config.execution.teachers[name].urls:
             yield f"execution.teachers.{name}.urls: missing; say where the teacher {name} is served"
-    if rl is not None and isinstance(rl.teacher, ServedTeacher) and not config.execution.rl_teacher.urls:
-        yield f"execution.rl_teacher.urls: missing; say where {rl.teacher.name} is served (rl.teacher)"
+    by_name = {} if rl is None else rl.teachers
+    scorers = {name: teacher.name for name, teacher in by_name.items() if isinstance(teacher, ServedTeacher)}
+    for name, model in scorers.items():
+        if name not in config.execution.rl_teachers or not config.execution.rl_teachers[name].urls:
+            yield f"execution.rl_teachers.{name}.urls: missing; say where {model} is served (rl.teachers.{name})"
+    if rl is not None and (unknown := [name for name in config.execution.rl_teachers if name not in scorers]):
+        yield (
+            f"execution.rl_teachers: {unknown[0]} is no teacher of kind: served in rl.teachers; there are: "
+            f"{', '.join(scorers) or 'none'}"
+        )
     if config.teachers and config.sample is not None and config.sample.rewrite and config.environment is not None:
         yield "sample.rewrite: traces are rewritten in single turns; remove it or the section environment"
 
@@ -137,7 +145,7 @@ def _of_environment(
             "objective.advantage.kind: gae": objective.needs_critic,
             "objective.replay": objective.replay is not None,
             **{f"objective.group.starts.{name}": True for name in objective.group.shows(TracePrefix)},
-            "rl.teacher.kind: served": isinstance(rl.teacher, ServedTeacher),
+            "rl.teachers, kind: served": any(isinstance(each, ServedTeacher) for each in rl.teachers.values()),
             "rl.correction.level: sequence": rl.correction is not None and rl.correction.level == "sequence",
             **{f"objective.terms, {name}: {setting}": True for name, setting in whole},
         }
@@ -224,30 +232,7 @@ def _of_models_in_rl(config: "ExperimentConfig", objective: ObjectiveConfig, rl:
             f"rl.critic.warmup_steps {rl.critic.warmup_steps} leaves none of the {rl.steps} RL steps to "
             "the policy; lower it"
         )
-    teacher = rl.teacher
-    if teacher is None and objective.needs_teacher:
-        wanted = "rl.teacher={kind: model, path: FOLDER}, {kind: served, name: MODEL}, or {kind: self}"
-        yield f"rl.teacher: missing; a term compares with it: {wanted}"
-    if teacher is not None and not objective.needs_teacher:
-        yield (
-            "rl.teacher has no effect: no term of objective.terms compares with it (as loss.kind: distillation does); "
-            "add one or remove it"
-        )
-    if isinstance(teacher, ServedTeacher) and rl.temperature != 1.0:
-        yield (
-            f"rl.teacher.kind: served scores at temperature 1, not at rl.temperature {rl.temperature:g}; set that to 1"
-        )
-    if isinstance(teacher, ServedTeacher) and objective.teacher_choices:
-        yield "rl.teacher.kind: served scores sampled tokens alone; for loss.kind: divergence use kind: model or self"
-    if isinstance(teacher, SelfTeacher) and config.environment is not None:
-        yield "rl.teacher.kind: self shows a solution of a single turn; remove environment, or use kind: model"
-    shows = teacher.shows if isinstance(teacher, SelfTeacher) else None
-    if shows == "trace" and config.data.rl == "complement":
-        yield "rl.teacher.kind: self needs traces, and data.rl: complement has prompts without any; use data.rl: train"
-    if shows == "peer" and objective.group.size == 1:
-        yield "rl.teacher.shows: peer needs other rows in the group; raise objective.group.size"
-    if shows != "peer" and any(term.gate is not None and term.gate.taught for term in objective.terms):
-        yield "gate.taught is for rl.teacher={kind: self, shows: peer}: other teachers teach every row; remove it"
+    yield from _of_scorers(config, objective, rl)
     if rl.reference is not None and not objective.needs_reference:
         yield (
             "rl.reference has no effect: objective.terms has none with loss.kind: kl and against: reference; add one "
@@ -263,6 +248,59 @@ def _of_models_in_rl(config: "ExperimentConfig", objective: ObjectiveConfig, rl:
             yield (
                 f"{name}: with model.lora the copy is the policy without its adapter, which never moves; remove one of "
                 "them"
+            )
+
+
+def _of_scorers(config: "ExperimentConfig", objective: ObjectiveConfig, rl: RLConfig) -> Iterator[str]:
+    """Teachers of RL are there if and only if terms compare with them, can score what they have to, and terms compare
+    rows with teachers alone."""
+    if not rl.teachers and objective.needs_teacher:
+        kinds = "{kind: model, path: FOLDER}, {kind: served, name: MODEL}, or {kind: self}"
+        yield f"rl.teachers: missing; a term compares with a teacher: rl.teachers.teacher={kinds}"
+    if rl.teachers and not objective.needs_teacher:
+        yield (
+            "rl.teachers has no effect: no term of objective.terms compares with one (as loss.kind: distillation "
+            "does); add one or remove it"
+        )
+    for name, teacher in rl.teachers.items():
+        where = f"rl.teachers.{name}"
+        if isinstance(teacher, ServedTeacher):
+            alone = "scores sampled tokens alone"
+            if rl.temperature != 1.0:
+                temperature = f"{rl.temperature:g}; set that to 1"
+                yield f"{where}.kind: served scores at temperature 1, not at rl.temperature {temperature}"
+            if objective.divergence is not None:
+                yield f"{where}.kind: served {alone}; for loss.kind: divergence use kind: model or self"
+            if objective.needs_teacher_entropy:
+                yield f"{where}.kind: served {alone}; for weigh.teacher_entropy use kind: model or self"
+        if isinstance(teacher, SelfTeacher):
+            if config.environment is not None:
+                yield f"{where}.kind: self shows a solution of a single turn; remove environment, or use kind: model"
+            if teacher.shows == "trace" and config.data.rl == "complement":
+                yield (
+                    f"{where}.kind: self needs traces, and data.rl: complement has prompts without any; use data.rl: "
+                    "train"
+                )
+            if teacher.shows == "peer" and objective.group.size == 1:
+                yield f"{where}.shows: peer needs other rows in the group; raise objective.group.size"
+        measured = teacher.rows is not None and teacher.rows.pass_rate_at_least is not None
+        if measured and "difficulty" not in config.kinds:
+            yield f"{where}.rows.pass_rate_at_least: no stage measures pass rates; add the section difficulty"
+    for term in objective.terms:
+        taught = None if term.gate is None else term.gate.taught
+        if not rl.teachers and taught is not None:
+            yield f"term {term.name!r}: gate.taught has no effect without rl.teachers; remove it"
+        if isinstance(taught, str) and taught not in rl.teachers:
+            yield (
+                f"term {term.name!r}: gate.taught: rl.teachers has no {taught}{nearest(taught, rl.teachers)}; it has "
+                f"{', '.join(rl.teachers)}"
+            )
+        if rl.teaches_every_row and taught is False:
+            yield f"term {term.name!r}: gate.taught: false never holds: every row has a teacher; remove the term"
+        if term.needs_teacher and not rl.teaches_every_row and not taught:
+            yield (
+                f"term {term.name!r} compares rows with their teacher, and rl.teachers leaves some without one; set "
+                "gate: {taught: true}"
             )
 
 

@@ -332,7 +332,7 @@ _ANCHORS = {
     "reference": "the reference policy",
     "old": "pi_old",
     "behavior": "mu",
-    "teacher": "the teacher of rl.teacher",
+    "teacher": "the row's teacher",
 }
 
 
@@ -344,7 +344,7 @@ class KLLoss(StrictModel):
     estimator: Literal["k1", "k2", "k3"]
     against: Literal["reference", "old", "behavior", "teacher"] = "reference"
     """q: the policy that this stage started from (`rl.reference` may move it); that before the RL step; the sampler;
-    the teacher of `rl.teacher`."""
+    the row's teacher of `rl.teachers`."""
 
     def formula(self) -> str:
         return f"{_KL_FORMULAS[self.estimator]}, q = {_ANCHORS[self.against]}"
@@ -357,12 +357,12 @@ class DistillationLoss(Written):
     arXiv 2306.08543, minimise it too). q is taken at the temperature of the rollouts, as mu is."""
 
     kind: Literal["distillation"]
-    written: ClassVar[str] = "-(log q - log mu) p / mu, q = the teacher of rl.teacher"
+    written: ClassVar[str] = "-(log q - log mu) p / mu, q = the row's teacher"
 
 
 class DivergenceLoss(StrictModel):
-    """Divergence of the policy's p from the teacher's q at each token (GKD, arXiv 2306.13649), over the teacher's
-    `top_k` most probable tokens and all others together; gradient through p alone; at the rollouts' temperature."""
+    """Divergence of the policy's p from the teacher's q at each token (GKD, arXiv 2306.13649), over the `top_k` most
+    probable tokens and all others together; gradient through p alone; at the rollouts' temperature."""
 
     kind: Literal["divergence"]
     measure: Literal["forward_kl", "reverse_kl", "jsd"]
@@ -373,6 +373,9 @@ class DivergenceLoss(StrictModel):
     top_k: PositiveInt = 64
     """Tokens of the vocabulary that are compared one by one; all where there are fewer. The trainer holds 8 bytes for
     each of them at every token of an RL step, in CPU memory."""
+    over: Literal["teacher", "policy", "both"] = "teacher"
+    """Whose most probable tokens; the policy's are those before the RL step's updates. `both`: the teacher's `top_k`,
+    then the first `top_k` of the policy's that are not among them."""
     rest: Literal["bucket", "ignored"] = "bucket"
     """All other tokens. `bucket`: they count as one more, which bounds the divergence over the vocabulary from below.
     `ignored`: the sums leave them out, so that they are no divergences and may be negative (verl)."""
@@ -384,7 +387,8 @@ class DivergenceLoss(StrictModel):
             "reverse_kl": "KL(p || q)",
             "jsd": f"{beta:g} KL(q || m) + {1 - beta:g} KL(p || m), m = {beta:g} q + {1 - beta:g} p",
         }[self.measure]
-        return f"{measure}, over the {self.top_k} most probable tokens of q{others}, q = the teacher of rl.teacher"
+        chosen = {"teacher": "q", "policy": "pi_old", "both": f"q, {self.top_k} more of pi_old"}[self.over]
+        return f"{measure}, over the {self.top_k} most probable tokens of {chosen}{others}, q = the row's teacher"
 
     def _complaints(self) -> Iterator[str]:
         if self.changed("beta") and self.measure != "jsd":
@@ -463,8 +467,9 @@ class GateConfig(StrictModel):
     group_accuracy_at_most: ShareBelowOne | None = None
     outcome: Literal["correct", "wrong"] | None = None
     """Outcome of the row itself; every row that did not earn the reward is `wrong`."""
-    taught: Literal[True] | None = None
-    """The teacher was shown something for the row (`rl.teacher.shows`): there is none where no other row was right."""
+    taught: bool | Name | None = None
+    """A teacher of `rl.teachers` scores the row (true), none does (false), or the one of this name. A self-teacher that
+    is shown another right row of the group does not teach a row without one."""
 
     def _complaints(self) -> Iterator[str]:
         above, at_most = self.group_accuracy_above, self.group_accuracy_at_most
@@ -476,7 +481,9 @@ class GateConfig(StrictModel):
             "accuracy of the group > {:g}": self.group_accuracy_above,
             "accuracy of the group <= {:g}": self.group_accuracy_at_most,
             "the row is {}": self.outcome,
-            "the teacher was shown something": self.taught,
+            "the row has a teacher": self.taught is True or None,
+            "the row has no teacher": self.taught is False or None,
+            "the row's teacher is {}": self.taught if isinstance(self.taught, str) else None,
         }
         given = (text.format(value) for text, value in conditions.items() if value is not None)
         return " and ".join(given) or "all rows pass"
@@ -505,13 +512,27 @@ class ImportanceCorrection(StrictModel):
         return f"{masked if self.kind == 'mask' else f'min(w, {self.high:g})'}, w = {ratio}"
 
 
-class EvidenceConfig(Written):
+class EvidenceConfig(StrictModel):
     """RLSD (arXiv 2604.03128): a constant factor by which a teacher changes the size of a token's advantage, never its
     sign: larger where A > 0 and the teacher finds the token likelier than the policy, or A < 0 and less likely."""
 
-    clip: Fraction = 0.2
+    clip: PositiveShare = 0.2
     """Bound on how much the factor differs from 1."""
-    written: ClassVar[str] = "clip((q / pi_old)^sign(A), 1 - {clip:g}, 1 + {clip:g}), q = the teacher of rl.teacher"
+    reverse: bool = False
+    """Larger where the policy found the token likelier than the teacher and A > 0: RLRT (arXiv 2605.10781)."""
+
+    def formula(self) -> str:
+        ratio = "pi_old / q" if self.reverse else "q / pi_old"
+        return f"clip(({ratio})^sign(A), {1 - self.clip:g}, {1 + self.clip:g}), q = the row's teacher"
+
+
+class WeighConfig(Written):
+    """Constant weights of a term's tokens, with mean 1 over all of them in the optimizer step."""
+
+    teacher_entropy: PositiveFloat
+    """beta of exp(-beta H): tokens count less where the distribution of the row's teacher has a high entropy H (nats),
+    as in SRPO (arXiv 2604.02288)."""
+    written: ClassVar[str] = "w ~ exp(-{teacher_entropy:g} H(q)), with mean 1 over the term's tokens"
 
 
 class TermConfig(StrictModel):
@@ -524,6 +545,7 @@ class TermConfig(StrictModel):
     loss: LossConfig
     correction: ImportanceCorrection | None = None
     evidence: EvidenceConfig | None = None
+    weigh: WeighConfig | None = None
     top_entropy_share: Fraction | None = None
     """Learn only from this share (rounded up) of a row's tokens, by entropy; the denominator counts them all."""
     coefficient: ScheduledValue = constant(1.0)
@@ -535,10 +557,10 @@ class TermConfig(StrictModel):
 
     @property
     def needs_teacher(self) -> bool:
-        """Whether it compares the policy with the teacher of `rl.teacher`."""
+        """Whether it compares the policy with a teacher of `rl.teachers`."""
         compared = isinstance(self.loss, KLLoss) and self.loss.against == "teacher"
-        taught = compared or isinstance(self.loss, DistillationLoss | DivergenceLoss)
-        return taught or self.evidence is not None or reads(self.loss, "teacher")
+        taught = compared or isinstance(self.loss, DistillationLoss | DivergenceLoss) or reads(self.loss, "teacher")
+        return taught or self.evidence is not None or self.weigh is not None
 
     @property
     def needs_entropy_gradient(self) -> bool:
@@ -604,9 +626,11 @@ def complaints_about(terms: tuple[TermConfig, ...]) -> Iterator[str]:
     names = [term.name for term in terms]
     if repeated := sorted({name for name in names if names.count(name) > 1}):
         yield f"terms named twice: {', '.join(repeated)}; give each its own name"
-    chosen = sorted({term.loss.top_k for term in terms if isinstance(term.loss, DivergenceLoss)})
-    if len(chosen) > 1:
-        yield f"divergences name different top_k {chosen}; use one"
+    divergences = [term.loss for term in terms if isinstance(term.loss, DivergenceLoss)]
+    for field in ("top_k", "over"):
+        chosen = sorted({str(getattr(divergence, field)) for divergence in divergences})
+        if len(chosen) > 1:
+            yield f"divergences name different {field} ({', '.join(chosen)}); use one"
     joint = [term.normaliser for term in terms if term.normaliser.population == "joint"]
     if len(modes := sorted({each.mode for each in joint})) > 1:
         yield f"terms that share the joint denominator name different modes {modes}; use one"

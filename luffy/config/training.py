@@ -4,12 +4,12 @@ import math
 from collections.abc import Iterator
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic import BeforeValidator, Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 from luffy.config.evaluation import StopText, ValidationConfig
 from luffy.config.model import DType
 from luffy.config.objective import SupervisedObjectiveConfig
-from luffy.config.strict import PositiveShare, Share, ShareBelowOne, StrictModel
+from luffy.config.strict import Name, PositiveShare, Share, ShareBelowOne, StrictModel
 from luffy.config.terms import (
     ImportanceCorrection,
     NegativeLogLikelihoodLoss,
@@ -202,7 +202,42 @@ class MovingReferenceConfig(StrictModel):
             )
 
 
-class ModelTeacher(StrictModel):
+class TaughtRows(StrictModel):
+    """Which rows a teacher takes; all given conditions must hold."""
+
+    data_source: tuple[str, ...] | None = Field(default=None, min_length=1)
+    """Names of data sources, one of which the row's prompt is from."""
+    columns: dict[str, str | int | bool] = Field(default_factory=dict)
+    """Columns of the prompt's `extra_info`, each with the value that it has to have."""
+    outcome: Literal["correct", "wrong"] | None = None
+    """Outcome of the row itself; every row that did not earn the reward is `wrong`."""
+    pass_rate_at_least: PositiveShare | None = None
+    """Pass rate of the prompt, as the stage `difficulty` measured it."""
+
+    def _complaints(self) -> Iterator[str]:
+        if self == TaughtRows.model_construct():
+            yield "rows without a condition are all that no teacher before takes; write rows: rest"
+
+    def formula(self) -> str:
+        conditions = [
+            "" if self.data_source is None else f"from {' or '.join(self.data_source)}",
+            *(f"with {name} {value}" for name, value in self.columns.items()),
+            "" if self.outcome is None else f"that are {self.outcome}",
+            "" if self.pass_rate_at_least is None else f"of prompts with a pass rate >= {self.pass_rate_at_least:g}",
+        ]
+        return f"rows {', '.join(filter(None, conditions))}"
+
+
+class _Teacher(StrictModel):
+    rows: Annotated[TaughtRows | None, BeforeValidator(lambda value: None if value == "rest" else value)] = None
+    """The rows that it scores, of those that no teacher before it takes; None, or `rest`: all of them."""
+
+    @property
+    def rows_in_words(self) -> str:
+        return "the rest of the rows" if self.rows is None else self.rows.formula()
+
+
+class ModelTeacher(_Teacher):
     """Another model, which scores the policy's tokens in the policy's own context. It is frozen."""
 
     kind: Literal["model"]
@@ -215,14 +250,13 @@ class ModelTeacher(StrictModel):
         return f"the model {self.path}"
 
 
-class SelfTeacher(StrictModel):
+class SelfTeacher(_Teacher):
     """The policy with a solution in its prompt (self-distillation)."""
 
     kind: Literal["self"]
     shows: Literal["trace", "peer"] = "trace"
     """`trace`: the prompt's first trace; every training prompt needs one. `peer`: the first other response of the row's
-    group that was right (SDPO, arXiv 2601.20802). A row without one, or for which it is too long, is scored under the
-    policy's own prompt; `gate: {taught: true}` leaves it out of a term."""
+    group that was right (SDPO, arXiv 2601.20802). A row without one, or for which it is too long, has no teacher."""
     weights: Literal["start", "current"] = "start"
     """`start`: those that the stage starts from. `current`: those before each RL step's updates."""
     follows: MovingReferenceConfig | None = None
@@ -250,10 +284,10 @@ class SelfTeacher(StrictModel):
             yield f"prompt: {missing[0]} is missing; the teacher needs the problem and its trace"
 
 
-class ServedTeacher(StrictModel):
+class ServedTeacher(_Teacher):
     """A model on vLLM servers with the policy's tokenizer, which scores the policy's tokens in its own context. Its
-    servers, `execution.rl_teacher.urls`, are not part of a result's identity: different models must have different
-    names."""
+    servers, `execution.rl_teachers.NAME.urls`, are not part of a result's identity: different models must have
+    different names."""
 
     kind: Literal["served"]
     name: str = Field(min_length=1)
@@ -333,8 +367,9 @@ class RLConfig(StrictModel):
     """Value function for `objective.advantage.kind: gae` (PPO); None: no critic."""
     reference: MovingReferenceConfig | None = None
     """How the reference of `kl` terms follows the policy; None: it stays the policy that the stage started from."""
-    teacher: RLTeacher | None = None
-    """Scores the policy's tokens for the terms that compare with it; None: there are no such terms."""
+    teachers: dict[Name, RLTeacher] = Field(default_factory=dict)
+    """They score the policy's tokens for the terms that compare with a teacher, by name. A row has at most one: the
+    first whose `rows` holds. Empty: there are no such terms."""
     validation: ValidationConfig | None = None
     """Held-out accuracy while this stage trains; None: it is not measured."""
 
@@ -355,11 +390,21 @@ class RLConfig(StrictModel):
     @property
     def following(self) -> dict[str, MovingReferenceConfig]:
         """What follows the policy, by the name of its setting."""
-        teacher = self.teacher.follows if isinstance(self.teacher, SelfTeacher) else None
-        found = {"rl.reference": self.reference, "rl.teacher.follows": teacher}
+        found = {"rl.reference": self.reference}
+        for name, teacher in self.teachers.items():
+            found[f"rl.teachers.{name}.follows"] = teacher.follows if isinstance(teacher, SelfTeacher) else None
         return {name: config for name, config in found.items() if config is not None}
 
+    @property
+    def teaches_every_row(self) -> bool:
+        """Whether no row is without a teacher: the last takes the rest, and always has something to show."""
+        last = next(reversed(self.teachers.values()), None)
+        return last is not None and last.rows is None and not (isinstance(last, SelfTeacher) and last.shows == "peer")
+
     def _complaints(self) -> Iterator[str]:
+        for name, teacher in [*self.teachers.items()][:-1]:
+            if teacher.rows is None:
+                yield f"teachers.{name} takes all rows and leaves none to those after it; give it rows, or move it last"
         if self.overlong is not None and self.overlong.buffer_tokens > self.max_response_tokens:
             yield f"overlong.buffer_tokens is above max_response_tokens {self.max_response_tokens}; lower it"
         if (partial := self.partial_rollout_tokens) is not None and partial >= self.max_response_tokens:

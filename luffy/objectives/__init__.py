@@ -4,6 +4,6 @@ The steps from rewards to the loss: `advantages` -> `losses` (token losses) -> `
 each term; their product and sum, with constant factors).
 
 A new loss is a config class in `luffy.config.terms` and a function in `losses` that is registered for this
-class (and, when it weighs tokens by their advantage, what counts as clipped in `objective`); a new estimator is a
-class in `luffy.config.group` and a function in `advantages`. Nothing else changes.
+class and returns what it clips with its loss; a new estimator is a class in `luffy.config.group` and a function in
+`advantages`. Nothing else changes.
 """

@@ -53,6 +53,8 @@ def explain_terms(terms: Sequence[TermConfig], max_response_tokens: int) -> list
             texts.append(f"times {term.correction.formula()}")
         if term.evidence is not None:
             texts.append(f"times {term.evidence.formula()}")
+        if term.weigh is not None:
+            texts.append(f"times {term.weigh.formula()}")
         if term.gate is not None:
             texts.append(f"where {term.gate.formula()}")
         if term.top_entropy_share is not None:

@@ -1,7 +1,7 @@
 """Per-token losses, the innermost formula of every method.
 
-Each takes the tokens of a micro-batch and returns a loss of shape `(B, T)`; which tokens count, and by how much, is
-decided outside (`luffy.objectives.objective`). Values at unselected tokens are arbitrary but finite.
+Each takes the tokens of a micro-batch and returns a `TokenLoss`; which tokens count, and by how much, is decided
+outside (`luffy.objectives.objective`). Values at unselected tokens are arbitrary but finite.
 
 Shape legend: `B` rows, `T` tokens, `C` choices of a teacher, the last of which stands for all other tokens of the
 vocabulary; a packed row holds several sequences, `S` in all.
@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import singledispatch
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -68,10 +69,10 @@ class TokenBatch:
     logp_ref_BT: Tensor
     """Log-probabilities under the reference of `kl` terms, constant."""
     logp_teacher_BT: Tensor
-    """Log-probabilities under the teacher of `rl.teacher`, constant."""
+    """Log-probabilities under the row's teacher, constant."""
     logp_BTC: Tensor
-    """log pi_theta of the teacher's choices at the temperature of the rollouts, with gradient; empty where no term
-    compares them."""
+    """log pi_theta of the tokens that divergences compare, at the temperature of the rollouts, with gradient; empty
+    without a divergence."""
     logq_BTC: Tensor
     """The teacher's, constant."""
     advantage_BT: Tensor
@@ -81,104 +82,112 @@ class TokenBatch:
     """bool: the term's tokens; the other tensors are 0 elsewhere."""
 
 
+class TokenLoss(NamedTuple):
+    """What a loss function returns."""
+
+    loss_BT: Tensor
+    limited_BT: Tensor | None = None
+    """bool: where a clip, a bound or a mask of the loss took effect; None: it has none."""
+
+
 @singledispatch
-def token_loss(config: LossConfig, tokens: TokenBatch) -> Tensor:
-    """`(B, T)` loss of the configured kind: the function below that is registered for the class of `config`."""
+def token_loss(config: LossConfig, tokens: TokenBatch) -> TokenLoss:
+    """The loss of the configured kind: the function below that is registered for the class of `config`."""
     raise NotImplementedError(f"no loss for {type(config).__name__}")
 
 
 @token_loss.register
-def surrogate(config: SurrogateLoss, tokens: TokenBatch) -> Tensor:
+def surrogate(config: SurrogateLoss, tokens: TokenBatch) -> TokenLoss:
     """-A r, r = exp(logp - logp_old): LUFFY's on-policy term, without clip (appendix E.1)."""
-    return -tokens.advantage_BT * bounded_exp(tokens.logp_BT - tokens.logp_old_BT)
+    return TokenLoss(-tokens.advantage_BT * bounded_exp(tokens.logp_BT - tokens.logp_old_BT))
 
 
 @token_loss.register
-def clipped_surrogate(config: ClippedSurrogateLoss, tokens: TokenBatch) -> Tensor:
+def clipped_surrogate(config: ClippedSurrogateLoss, tokens: TokenBatch) -> TokenLoss:
     """-min(A r, A clip(r, 1 - low, 1 + high)): PPO (arXiv 1707.06347, eq. 7); high > low: DAPO (2503.14476)."""
     ratio_BT = bounded_exp(tokens.logp_BT - tokens.logp_old_BT)
-    objective_BT = _clipped_minimum(ratio_BT, tokens.advantage_BT, config.clip_low, config.clip_high)
+    objective_BT, limited_BT = _clipped_minimum(ratio_BT, tokens.advantage_BT, config.clip_low, config.clip_high)
     if config.dual_clip is not None:
-        floor_BT = config.dual_clip * tokens.advantage_BT
-        objective_BT = torch.where(tokens.advantage_BT < 0, torch.maximum(objective_BT, floor_BT), objective_BT)
-    return -objective_BT
+        is_negative_BT, floor_BT = tokens.advantage_BT < 0, config.dual_clip * tokens.advantage_BT
+        objective_BT = torch.where(is_negative_BT, torch.maximum(objective_BT, floor_BT), objective_BT)
+        limited_BT = limited_BT | (is_negative_BT & (ratio_BT > config.dual_clip))
+    return TokenLoss(-objective_BT, limited_BT)
 
 
 @token_loss.register
-def sequence_surrogate(config: SequenceSurrogateLoss, tokens: TokenBatch) -> Tensor:
+def sequence_surrogate(config: SequenceSurrogateLoss, tokens: TokenBatch) -> TokenLoss:
     """-min(A s, A clip(s)), s = exp(mean_t (logp_t - logp_old_t)): GSPO (arXiv 2507.18071, eq. 5 to 7).
 
     Every token of a sequence carries the sequence's loss, so under `mode: sequence` each counts once.
     """
     log_ratio_BT = sequence_mean(tokens.logp_BT - tokens.logp_old_BT, tokens.selected_BT, tokens.sequence_BT)
-    return -_clipped_minimum(bounded_exp(log_ratio_BT), tokens.advantage_BT, config.clip_low, config.clip_high)
+    objective_BT, limited_BT = _clipped_minimum(
+        bounded_exp(log_ratio_BT), tokens.advantage_BT, config.clip_low, config.clip_high
+    )
+    return TokenLoss(-objective_BT, limited_BT)
 
 
 @token_loss.register
-def cispo(config: CispoLoss, tokens: TokenBatch) -> Tensor:
+def cispo(config: CispoLoss, tokens: TokenBatch) -> TokenLoss:
     """-sg(clip(r)) A logp (arXiv 2506.13585, eq. 4 and 5)."""
     ratio_BT = bounded_exp(tokens.logp_BT - tokens.logp_old_BT).detach()
-    low = 0.0 if config.clip_low is None else 1 - config.clip_low
-    return -ratio_BT.clamp(low, 1 + config.clip_high) * tokens.advantage_BT * tokens.logp_BT
+    low, high = 0.0 if config.clip_low is None else 1 - config.clip_low, 1 + config.clip_high
+    loss_BT = -ratio_BT.clamp(low, high) * tokens.advantage_BT * tokens.logp_BT
+    return TokenLoss(loss_BT, (ratio_BT < low) | (ratio_BT > high))
 
 
 @token_loss.register
-def aipo(config: AipoLoss, tokens: TokenBatch) -> Tensor:
+def aipo(config: AipoLoss, tokens: TokenBatch) -> TokenLoss:
     """-sg(min(pi_theta / mu, max_ratio)) A logp (arXiv 2505.24034)."""
     ratio_BT = bounded_exp(tokens.logp_BT - logp_sampler(tokens)).detach()
-    return -ratio_BT.clamp(max=config.max_ratio) * tokens.advantage_BT * tokens.logp_BT
+    loss_BT = -ratio_BT.clamp(max=config.max_ratio) * tokens.advantage_BT * tokens.logp_BT
+    return TokenLoss(loss_BT, ratio_BT > config.max_ratio)
 
 
 @token_loss.register
-def tv_masked_surrogate(config: TotalVariationMaskedLoss, tokens: TokenBatch) -> Tensor:
+def tv_masked_surrogate(config: TotalVariationMaskedLoss, tokens: TokenBatch) -> TokenLoss:
     """-A pi_theta / mu on tokens whose probability has not moved too far in the direction of A."""
-    loss_BT = -tokens.advantage_BT * bounded_exp(tokens.logp_BT - logp_sampler(tokens))
-    return loss_BT.masked_fill(moved_too_far(config, tokens), 0.0)
-
-
-@torch.no_grad()
-def moved_too_far(config: TotalVariationMaskedLoss, tokens: TokenBatch) -> Tensor:
-    """`(B, T)` bool: where the probability has left the trust region around the sampler's, in the direction of A."""
-    moved_BT = tokens.logp_BT.exp() - logp_sampler(tokens).exp()
-    return torch.where(tokens.advantage_BT > 0, moved_BT > config.max_increase, -moved_BT > config.max_decrease)
+    logp_mu_BT = logp_sampler(tokens)
+    loss_BT = -tokens.advantage_BT * bounded_exp(tokens.logp_BT - logp_mu_BT)
+    moved_BT = tokens.logp_BT.detach().exp() - logp_mu_BT.exp()
+    is_up_BT = tokens.advantage_BT > 0
+    limited_BT = torch.where(is_up_BT, moved_BT > config.max_increase, -moved_BT > config.max_decrease)
+    return TokenLoss(loss_BT.masked_fill(limited_BT, 0.0), limited_BT)
 
 
 @token_loss.register
-def shaped_surrogate(config: ShapedSurrogateLoss, tokens: TokenBatch) -> Tensor:
+def shaped_surrogate(config: ShapedSurrogateLoss, tokens: TokenBatch) -> TokenLoss:
     """-A f(rho), rho = pi_theta / pi_phi (LUFFY eq. 6)."""
-    weight_BT = shape(config.shaping, log_rho(config, tokens))
+    log_rho_BT = tokens.logp_BT
+    if config.behavior == "recorded":  # pi_phi = 1 where the data has no log-probability
+        log_rho_BT = log_rho_BT - torch.nan_to_num(tokens.logp_behavior_BT, nan=0.0)
+    weight_BT, limited_BT = shape(config.shaping, log_rho_BT), None
     if config.min_weight is not None or config.max_weight is not None:
-        weight_BT = weight_BT.clamp(config.min_weight, config.max_weight)
-    return -tokens.advantage_BT * weight_BT
-
-
-def log_rho(config: ShapedSurrogateLoss, tokens: TokenBatch) -> Tensor:
-    """`(B, T)` log(pi_theta / pi_phi); with `recorded`, pi_phi = 1 where the data has no log-probability."""
-    if config.behavior == "one":
-        return tokens.logp_BT
-    return tokens.logp_BT - torch.nan_to_num(tokens.logp_behavior_BT, nan=0.0)
+        bounded_BT = weight_BT.clamp(config.min_weight, config.max_weight)
+        weight_BT, limited_BT = bounded_BT, bounded_BT != weight_BT
+    return TokenLoss(-tokens.advantage_BT * weight_BT, limited_BT)
 
 
 @token_loss.register
-def multiple_importance(config: MultipleImportanceLoss, tokens: TokenBatch) -> Tensor:
+def multiple_importance(config: MultipleImportanceLoss, tokens: TokenBatch) -> TokenLoss:
     """-A (1 - sg(p))^e 2 p / (p_old + (p_old + 1) / 2): RL-PLUS (arXiv 2508.00222)."""
     p_BT, p_old_BT = tokens.logp_BT.exp(), tokens.logp_old_BT.exp()
     # p may round to just above 1.
     exploration_BT = (1 - p_BT.detach()).clamp(min=0.0) ** config.exploration_exponent
-    return -tokens.advantage_BT * exploration_BT * 2 * p_BT / (p_old_BT + 0.5 * (p_old_BT + 1))
+    return TokenLoss(-tokens.advantage_BT * exploration_BT * 2 * p_BT / (p_old_BT + 0.5 * (p_old_BT + 1)))
 
 
 @token_loss.register
-def nll(config: NegativeLogLikelihoodLoss, tokens: TokenBatch) -> Tensor:
+def nll(config: NegativeLogLikelihoodLoss, tokens: TokenBatch) -> TokenLoss:
     """-sg(w) log pi_theta: cross entropy on demonstrations."""
     tokens = at_temperature(tokens, config)
-    return -_TOKEN_WEIGHTS[config.token_weight](tokens, config).detach() * tokens.logp_BT
+    return TokenLoss(-_TOKEN_WEIGHTS[config.token_weight](tokens, config).detach() * tokens.logp_BT)
 
 
 @token_loss.register
-def entropy(config: EntropyLoss, tokens: TokenBatch) -> Tensor:
+def entropy(config: EntropyLoss, tokens: TokenBatch) -> TokenLoss:
     """-H(pi_theta): minimising it raises entropy."""
-    return -at_temperature(tokens, config).entropy_BT
+    return TokenLoss(-at_temperature(tokens, config).entropy_BT)
 
 
 def at_temperature(tokens: TokenBatch, loss: LossConfig) -> TokenBatch:
@@ -189,18 +198,18 @@ def at_temperature(tokens: TokenBatch, loss: LossConfig) -> TokenBatch:
 
 
 @token_loss.register
-def kl(config: KLLoss, tokens: TokenBatch) -> Tensor:
+def kl(config: KLLoss, tokens: TokenBatch) -> TokenLoss:
     """Estimators of KL(pi_theta || q) from one sample: k1 log(p/q), k2 log(p/q)^2 / 2, k3 q/p - 1 - log(q/p)."""
     log_ratio_BT = tokens.logp_BT - _ANCHORS[config.against](tokens)
     log_ratio_BT = log_ratio_BT.clamp(-_MAX_ABS_LOG_RATIO, _MAX_ABS_LOG_RATIO)
-    return _KL_ESTIMATORS[config.estimator](log_ratio_BT)
+    return TokenLoss(_KL_ESTIMATORS[config.estimator](log_ratio_BT))
 
 
 @token_loss.register
-def distillation(config: DistillationLoss, tokens: TokenBatch) -> Tensor:
+def distillation(config: DistillationLoss, tokens: TokenBatch) -> TokenLoss:
     """-(log q - log mu) p / mu, q the teacher, mu the sampler: the reverse KL of a token as a policy gradient."""
     ratio_BT = bounded_exp(tokens.logp_BT - logp_sampler(tokens))
-    return log_sampler_over_teacher(tokens).clamp(-_MAX_ABS_LOG_RATIO, _MAX_ABS_LOG_RATIO) * ratio_BT
+    return TokenLoss(log_sampler_over_teacher(tokens).clamp(-_MAX_ABS_LOG_RATIO, _MAX_ABS_LOG_RATIO) * ratio_BT)
 
 
 def log_sampler_over_teacher(tokens: TokenBatch) -> Tensor:
@@ -209,7 +218,7 @@ def log_sampler_over_teacher(tokens: TokenBatch) -> Tensor:
 
 
 @token_loss.register
-def divergence(config: DivergenceLoss, tokens: TokenBatch) -> Tensor:
+def divergence(config: DivergenceLoss, tokens: TokenBatch) -> TokenLoss:
     """Between the policy's p and the teacher's q over the choices: a lower bound of that over the vocabulary, since all
     other tokens count as one (data processing inequality), and equal to it where all tokens are choices."""
     kept = slice(None) if config.rest == "bucket" else slice(-1)
@@ -217,8 +226,8 @@ def divergence(config: DivergenceLoss, tokens: TokenBatch) -> Tensor:
     if config.measure == "jsd":
         # GKD (arXiv 2306.13649), section 2; the mixture is m = beta q + (1 - beta) p.
         logm = torch.logaddexp(logq + math.log(config.beta), logp + math.log1p(-config.beta))
-        return config.beta * _kl_sum(logq, logm) + (1 - config.beta) * _kl_sum(logp, logm)
-    return _kl_sum(logq, logp) if config.measure == "forward_kl" else _kl_sum(logp, logq)
+        return TokenLoss(config.beta * _kl_sum(logq, logm) + (1 - config.beta) * _kl_sum(logp, logm))
+    return TokenLoss(_kl_sum(logq, logp) if config.measure == "forward_kl" else _kl_sum(logp, logq))
 
 
 def _kl_sum(logp: Tensor, logq: Tensor) -> Tensor:
@@ -227,9 +236,9 @@ def _kl_sum(logp: Tensor, logq: Tensor) -> Tensor:
 
 
 @token_loss.register
-def custom(config: CustomLoss, tokens: TokenBatch) -> Tensor:
+def custom(config: CustomLoss, tokens: TokenBatch) -> TokenLoss:
     """The user's own; ConfigError where it fails or reads what its term does not name in `reads`."""
-    return called(config.function, "loss", _Named(tokens, config), config.options, tokens.logp_BT.shape)
+    return TokenLoss(called(config.function, "loss", _Named(tokens, config), config.options, tokens.logp_BT.shape))
 
 
 class _Named:
@@ -270,7 +279,7 @@ def check_custom(terms: Sequence[TermConfig]) -> None:
             batch = {each.name: score_BT if each.name in _DIFFERENTIATED else zeros_BT for each in fields(TokenBatch)}
             batch |= {"sequence_BT": zeros_BT.long(), "selected_BT": zeros_BT == 0}
             try:
-                loss_BT = token_loss(term.loss, TokenBatch(**batch))
+                loss_BT = token_loss(term.loss, TokenBatch(**batch)).loss_BT
             except ConfigError as error:
                 raise ConfigError(f"objective.terms.{term.name}.{error}") from error.__cause__
             if not loss_BT.requires_grad:
@@ -280,8 +289,10 @@ def check_custom(terms: Sequence[TermConfig]) -> None:
                 )
 
 
-def _clipped_minimum(ratio_BT: Tensor, advantage_BT: Tensor, low: float, high: float) -> Tensor:
-    return torch.minimum(advantage_BT * ratio_BT, advantage_BT * ratio_BT.clamp(1 - low, 1 + high))
+def _clipped_minimum(ratio_BT: Tensor, advantage_BT: Tensor, low: float, high: float) -> tuple[Tensor, Tensor]:
+    """min(A r, A clip(r)), and where it is the clipped branch: r moved in the direction of A, and too far."""
+    minimum_BT = torch.minimum(advantage_BT * ratio_BT, advantage_BT * ratio_BT.clamp(1 - low, 1 + high))
+    return minimum_BT, ((ratio_BT > 1 + high) & (advantage_BT > 0)) | ((ratio_BT < 1 - low) & (advantage_BT < 0))
 
 
 def logp_sampler(tokens: TokenBatch) -> Tensor:

@@ -4,43 +4,20 @@ A term is a sum over its tokens divided by a denominator that is counted once ov
 micro-batches, all ranks. So every token has one weight (`token_weights`), fixed before the first forward pass, and the
 split of the step into micro-batches cannot change the gradient. A term's correction and masks (`token_factor`) are
 constant factors that are known only in the forward pass. What the objective does to single tokens (`logp_gradients`,
-`limited`) is for metrics only, never a part of the loss.
+`LossOutput.limited_KBT`) is for metrics only, never a part of the loss.
 
 Shape legend: `K` terms, `B` rows, `T` tokens.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
-from functools import reduce, singledispatch
+from functools import reduce
 
 import torch
 from torch import Tensor
 
-from luffy.config.terms import (
-    AipoLoss,
-    CispoLoss,
-    ClippedSurrogateLoss,
-    GateConfig,
-    ImportanceCorrection,
-    LossConfig,
-    MultipleImportanceLoss,
-    Selector,
-    SequenceSurrogateLoss,
-    ShapedSurrogateLoss,
-    SurrogateLoss,
-    TermConfig,
-)
-from luffy.objectives.losses import (
-    TokenBatch,
-    bounded_exp,
-    log_rho,
-    logp_sampler,
-    moved_too_far,
-    sequence_mean,
-    sequence_sum,
-    shape,
-    token_loss,
-)
+from luffy.config.terms import GateConfig, ImportanceCorrection, Selector, TermConfig, WeighConfig
+from luffy.objectives.losses import TokenBatch, bounded_exp, sequence_sum, token_loss
 from luffy.objectives.schedules import StepObjective
 from luffy.types import TrainBatch
 
@@ -56,8 +33,8 @@ def select(batch: TrainBatch, selector: Selector) -> Tensor:
     return batch.response_mask_BT & wanted_BT
 
 
-def passes(batch: TrainBatch, gate: GateConfig | None) -> Tensor:
-    """`(B, T)` bool: the rows that pass a gate."""
+def passes(batch: TrainBatch, gate: GateConfig | None, teachers: Sequence[str]) -> Tensor:
+    """`(B, T)` bool: the rows that pass a gate; `teachers` are the names in `rl.teachers`, in order."""
     open_BT = torch.ones_like(batch.response_mask_BT)
     if gate is None:
         return open_BT
@@ -65,8 +42,10 @@ def passes(batch: TrainBatch, gate: GateConfig | None) -> Tensor:
         open_BT = open_BT & (batch.group_accuracy_BT > gate.group_accuracy_above)
     if gate.group_accuracy_at_most is not None:
         open_BT = open_BT & (batch.group_accuracy_BT <= gate.group_accuracy_at_most)
-    if gate.taught:
-        open_BT = open_BT & batch.is_taught_BT
+    if isinstance(gate.taught, str):
+        open_BT = open_BT & (batch.taught_by_BT == teachers.index(gate.taught))
+    elif gate.taught is not None:
+        open_BT = open_BT & ((batch.taught_by_BT >= 0) == gate.taught)
     if gate.outcome is not None:
         open_BT = open_BT & (batch.is_correct_BT == (gate.outcome == "correct"))
     return open_BT
@@ -84,9 +63,10 @@ def token_weights(objective: StepObjective, batch: TrainBatch, sum_over_ranks: S
     share_KBT = torch.zeros(len(terms), *batch.input_ids_BT.shape, dtype=torch.float64)
     denominator_K = torch.zeros(len(terms), dtype=torch.float64)
     for k, term in enumerate(terms):
-        counted_BT = _counted(term, terms, batch)
+        counted_BT = _counted(term, objective, batch)
         denominator_K[k] = _denominator(counted_BT, batch.episode_BT, term, objective.max_response_tokens)
-        share_KBT[k] = (select(batch, term.select) & passes(batch, term.gate)).double()
+        own_BT = select(batch, term.select) & passes(batch, term.gate, objective.teachers)
+        share_KBT[k] = own_BT.double() if term.weigh is None else _weighed(own_BT, term.weigh, batch, sum_over_ranks)
         if term.normaliser.mode == "sequence":
             # Numbered anew: a rank's part of the step may have fewer tokens than the step has responses.
             _, episode_BT = batch.episode_BT.unique(return_inverse=True)
@@ -97,17 +77,23 @@ def token_weights(objective: StepObjective, batch: TrainBatch, sum_over_ranks: S
     return share_KBT * scale_K[:, None, None]
 
 
-def _counted(term: TermConfig, terms: Sequence[TermConfig], batch: TrainBatch) -> Tensor:
+def _weighed(own_BT: Tensor, config: WeighConfig, batch: TrainBatch, sum_over_ranks: SumOverRanks) -> Tensor:
+    """`(B, T)` float64: exp(-beta H) on a term's own tokens, over its mean on those of the step; 0 elsewhere."""
+    weight_BT = (-config.teacher_entropy * batch.entropy_teacher_BT.double()).exp() * own_BT
+    count, total = sum_over_ranks(torch.stack([own_BT.sum().double(), weight_BT.sum()]))
+    return weight_BT * (count / total) if total > 0 else weight_BT
+
+
+def _counted(term: TermConfig, objective: StepObjective, batch: TrainBatch) -> Tensor:
     """`(B, T)` bool: the tokens that a term's denominator counts."""
     if term.normaliser.population == "all":
         return batch.response_mask_BT
     joint = term.normaliser.population == "joint"
-    members = [other for other in terms if other.is_policy_gradient] if joint else [term]
-    gated = not term.normaliser.before_gate
-    masks = [
-        select(batch, member.select) & passes(batch, member.gate) if gated else select(batch, member.select)
-        for member in members
-    ]
+    members = [other for other in objective.terms if other.is_policy_gradient] if joint else [term]
+    masks = [select(batch, member.select) for member in members]
+    if not term.normaliser.before_gate:
+        gates = [passes(batch, member.gate, objective.teachers) for member in members]
+        masks = [mask_BT & open_BT for mask_BT, open_BT in zip(masks, gates, strict=True)]
     return reduce(torch.logical_or, masks)
 
 
@@ -128,6 +114,8 @@ class LossOutput:
     """Scalar: this micro-batch's share of the step's loss; shares add up over micro-batches and ranks."""
     term_K: Tensor
     """Share of each term in `loss`, with gradient."""
+    limited_KBT: Tensor
+    """bool: the term's tokens that its loss or its correction clips, truncates or masks."""
 
 
 def needs_entropy_gradient(terms: Sequence[TermConfig]) -> bool:
@@ -147,14 +135,18 @@ def objective_loss(terms: Sequence[TermConfig], tokens: TokenBatch, weight_KBT: 
     Tokens of weight 0 are set to 0 before the loss: an overflow at an unselected token would otherwise come back as
     0 x inf = NaN in the gradient.
     """
-    shares = []
+    shares, limits = [], []
     for term, weight_BT in zip(terms, weight_KBT, strict=True):
         selected = only(tokens, weight_BT != 0)
-        loss_BT = token_loss(term.loss, selected)
-        factor_BT = token_factor(selected, term)
-        shares.append(((loss_BT if factor_BT is None else loss_BT * factor_BT) * weight_BT).sum())
+        loss_BT, limited_BT = token_loss(term.loss, selected)
+        limited_BT = torch.zeros_like(selected.selected_BT) if limited_BT is None else limited_BT
+        if (factor := token_factor(selected, term)) is not None:
+            factor_BT, out_of_bounds_BT = factor
+            loss_BT, limited_BT = loss_BT * factor_BT, limited_BT | out_of_bounds_BT
+        shares.append((loss_BT * weight_BT).sum())
+        limits.append(limited_BT & selected.selected_BT)
     term_K = torch.stack(shares)
-    return LossOutput(loss=term_K.sum(), term_K=term_K)
+    return LossOutput(loss=term_K.sum(), term_K=term_K, limited_KBT=torch.stack(limits))
 
 
 def only(tokens: TokenBatch, selected_BT: Tensor) -> TokenBatch:
@@ -167,32 +159,39 @@ def only(tokens: TokenBatch, selected_BT: Tensor) -> TokenBatch:
 
 
 @torch.no_grad()
-def token_factor(tokens: TokenBatch, term: TermConfig) -> Tensor | None:
-    """`(B, T)` factor of the term's correction, evidence and masks; None where it has none.
+def token_factor(tokens: TokenBatch, term: TermConfig) -> tuple[Tensor, Tensor] | None:
+    """`(B, T)` factor of the term's correction, evidence and masks, and bool, where its correction or a mask limits
+    it; None where the term has none of them.
 
     The denominators of `token_weights` count tokens before these factors.
     """
-    factors = []
+    factors, limited_BT = [], torch.zeros_like(tokens.selected_BT)
     if term.correction is not None:
-        factors.append(importance_correction(tokens, term.correction))
+        correction_BT, limited_BT = importance_correction(tokens, term.correction)
+        factors.append(correction_BT)
     if term.evidence is not None:
         log_ratio_BT = (tokens.logp_teacher_BT - tokens.logp_old_BT) * tokens.advantage_BT.sign()
+        log_ratio_BT = -log_ratio_BT if term.evidence.reverse else log_ratio_BT
         factors.append(bounded_exp(log_ratio_BT).clamp(1 - term.evidence.clip, 1 + term.evidence.clip))
     if term.top_entropy_share is not None:
         factors.append(top_entropy_mask(tokens, term.top_entropy_share))
-    return torch.stack(factors).prod(dim=0) if factors else None
+        limited_BT = limited_BT | (factors[-1] == 0)
+    return (torch.stack(factors).prod(dim=0), limited_BT) if factors else None
 
 
-def importance_correction(tokens: TokenBatch, config: ImportanceCorrection) -> Tensor:
-    """w = pi_old / mu, truncated at `high` or set to 0 outside [low, high]; 1 where mu is unknown."""
+def importance_correction(tokens: TokenBatch, config: ImportanceCorrection) -> tuple[Tensor, Tensor]:
+    """w = pi_old / mu, truncated at `high` or set to 0 outside [low, high], 1 where mu is unknown; and where that
+    changes it."""
     known_BT = tokens.selected_BT & ~tokens.logp_behavior_BT.isnan()
     log_ratio_BT = torch.where(known_BT, tokens.logp_old_BT - tokens.logp_behavior_BT, 0.0)
     if config.level == "sequence":
         log_ratio_BT = sequence_sum(log_ratio_BT, tokens.sequence_BT)
     ratio_BT = bounded_exp(log_ratio_BT)
+    limited_BT = ratio_BT > config.high
     if config.kind == "truncate":
-        return ratio_BT.clamp(max=config.high)
-    return torch.where((ratio_BT >= config.low) & (ratio_BT <= config.high), ratio_BT, 0.0)
+        return ratio_BT.clamp(max=config.high), limited_BT
+    limited_BT = limited_BT | (ratio_BT < config.low)
+    return ratio_BT.masked_fill(limited_BT, 0.0), limited_BT
 
 
 def top_entropy_mask(tokens: TokenBatch, share: float) -> Tensor:
@@ -235,74 +234,3 @@ def logp_gradients(terms: Sequence[TermConfig], tokens: TokenBatch, weight_KBT: 
 def _gradient_sum(share: Tensor, leaves: Sequence[Tensor]) -> Tensor:
     gradients = torch.autograd.grad(share, leaves, retain_graph=True, allow_unused=True)
     return sum((gradient for gradient in gradients if gradient is not None), torch.zeros_like(leaves[0]))
-
-
-@torch.no_grad()
-def limited(tokens: TokenBatch, term: TermConfig, selected_BT: Tensor) -> Tensor:
-    """`(B, T)` bool: selected tokens that a policy-gradient term clips, truncates or masks."""
-    own = only(tokens, selected_BT)
-    limited_BT = _limited(term.loss, own)
-    bare = term.model_copy(update={"correction": _without_limits(term)})
-    found, unlimited = token_factor(own, term), token_factor(own, bare.model_copy(update={"top_entropy_share": None}))
-    if found is not None:
-        limited_BT = limited_BT | (found != (1.0 if unlimited is None else unlimited))
-    return limited_BT & selected_BT
-
-
-def _without_limits(term: TermConfig) -> object:
-    if term.correction is None:
-        return None
-    return term.correction.model_copy(update={"kind": "truncate", "low": 0.0, "high": float("inf")})
-
-
-@singledispatch
-def _limited(config: LossConfig, tokens: TokenBatch) -> Tensor:
-    """`(B, T)` bool of one kind of loss; without a default, so that a new loss cannot report 0 % clipped by mistake."""
-    raise NotImplementedError(f"no limits for {type(config).__name__}")
-
-
-@_limited.register
-def _nowhere(config: SurrogateLoss | MultipleImportanceLoss, tokens: TokenBatch) -> Tensor:
-    return torch.zeros_like(tokens.selected_BT)
-
-
-@_limited.register
-def _clipped(config: ClippedSurrogateLoss, tokens: TokenBatch) -> Tensor:
-    ratio_BT = (tokens.logp_BT - tokens.logp_old_BT).exp()
-    outside_BT = _outside(ratio_BT, tokens.advantage_BT, config.clip_low, config.clip_high)
-    if config.dual_clip is not None:
-        outside_BT = outside_BT | ((ratio_BT > config.dual_clip) & (tokens.advantage_BT < 0))
-    return outside_BT
-
-
-@_limited.register
-def _clipped_sequence(config: SequenceSurrogateLoss, tokens: TokenBatch) -> Tensor:
-    log_ratio_BT = sequence_mean(tokens.logp_BT - tokens.logp_old_BT, tokens.selected_BT, tokens.sequence_BT)
-    return _outside(log_ratio_BT.exp(), tokens.advantage_BT, config.clip_low, config.clip_high)
-
-
-def _outside(ratio_BT: Tensor, advantage_BT: Tensor, low: float, high: float) -> Tensor:
-    """Where the minimum takes the clipped branch: r moved in the direction of A, and too far."""
-    return ((ratio_BT > 1 + high) & (advantage_BT > 0)) | ((ratio_BT < 1 - low) & (advantage_BT < 0))
-
-
-@_limited.register
-def _truncated_cispo(config: CispoLoss, tokens: TokenBatch) -> Tensor:
-    ratio_BT = (tokens.logp_BT - tokens.logp_old_BT).exp()
-    return (ratio_BT > 1 + config.clip_high) | (ratio_BT < (0.0 if config.clip_low is None else 1 - config.clip_low))
-
-
-@_limited.register
-def _truncated_aipo(config: AipoLoss, tokens: TokenBatch) -> Tensor:
-    return (tokens.logp_BT - logp_sampler(tokens)).exp() > config.max_ratio
-
-
-@_limited.register
-def _clamped(config: ShapedSurrogateLoss, tokens: TokenBatch) -> Tensor:
-    weight_BT = shape(config.shaping, log_rho(config, tokens))
-    low = float("-inf") if config.min_weight is None else config.min_weight
-    high = float("inf") if config.max_weight is None else config.max_weight
-    return (weight_BT < low) | (weight_BT > high)
-
-
-_limited.register(moved_too_far)

@@ -4,7 +4,7 @@
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import singledispatch
 
@@ -87,9 +87,13 @@ class StepObjective:
     """One for each term."""
     max_response_tokens: int
     """Divisor of `mode: constant` (Dr.GRPO)."""
+    teachers: tuple[str, ...] = ()
+    """Names of `rl.teachers`, in order: `gate.taught` goes by them."""
 
 
-def objective_at(terms: Sequence[TermConfig], step: int, total_steps: int, max_response_tokens: int) -> StepObjective:
+def objective_at(
+    terms: Sequence[TermConfig], step: int, total_steps: int, max_response_tokens: int, teachers: Iterable[str] = ()
+) -> StepObjective:
     """The objective at `step` (from 1) of `total_steps`."""
     coefficients = tuple(value_at(term.coefficient, step, total_steps) for term in terms)
-    return StepObjective(tuple(terms), coefficients, max_response_tokens)
+    return StepObjective(tuple(terms), coefficients, max_response_tokens, tuple(teachers))

@@ -242,7 +242,8 @@ class _Rank:
 
     def _states(self) -> list[Component]:
         """Weights, gradients and optimizer states, which do not depend on the batch."""
-        shape, objective, rl = self._shape, self._config.objective, self._rl
+        shape, config, rl = self._shape, self._config, self._rl
+        objective = config.objective
         policy = shape.num_parameters + (self._trained if self._lora is not None else 0)
         parts = self._learning("", policy, self._trained)
         if rl is None:
@@ -251,15 +252,16 @@ class _Rank:
         # A reference that follows the policy is not the initial policy for long. With an adapter the initial policy is
         # the policy without it.
         moves = objective.needs_reference and rl.reference is not None
-        teaches = isinstance(rl.teacher, SelfTeacher) and (rl.teacher.weights, rl.teacher.follows) == ("start", None)
+        own = [teacher for teacher in rl.teachers.values() if isinstance(teacher, SelfTeacher)]
+        teaches = any((teacher.weights, teacher.follows) == ("start", None) for teacher in own)
         if (teaches or (objective.needs_reference and not moves)) and self._lora is None:
             parts.append(self._weights("frozen reference", shape.num_parameters, self._bytes))
         for name in rl.following if self._lora is None else ():
             owner = "moving reference" if name == "rl.reference" else "moving teacher"
             parts.append(self._weights(owner, shape.num_parameters, self._bytes, always_whole=True))
-        teacher, size = self._teacher()
-        if teacher is not None:
-            parts.append(self._weights("frozen teacher", teacher.num_parameters, size))
+        frozen = [self._weights("frozen teacher", model.num_parameters, size) for model, size in teacher_models(config)]
+        take_turns = self._execution.zero_stage < 3 and frozen
+        parts += [max(frozen, key=lambda part: part.gib)] if take_turns else frozen
         if rl.critic is not None:
             # The policy's decoder under a head of h weights and a bias; no output embeddings.
             head = shape.hidden_size + 1
@@ -350,25 +352,22 @@ class _Rank:
         in_head, in_layer = (activations, *head, *self._bucket), (activations, layer, *self._bucket)
         return max(in_head, in_layer, key=_total_gib)
 
-    def _teacher(self) -> tuple[ModelArchitecture | None, int]:
-        """The teacher's own model, and bytes of its compute type; None: there is none, or its shape is unknown here."""
-        teacher = self._rl.teacher if self._rl is not None else None
-        if not isinstance(teacher, ModelTeacher):
-            return None, self._bytes
-        size = _DTYPE_BYTES[teacher.dtype or self._config.model.dtype]
-        return architecture_of(ModelConfig(path=teacher.path)), size
-
     def _in_teacher(self) -> tuple[Component, ...]:
-        """A pass without gradient: what one layer allocates, and a chunk's logits."""
+        """A pass without gradient: what one layer allocates, and a chunk's logits; of the teacher that needs most."""
         rl, data = self._rl, self._config.data
-        if rl is None or not isinstance(rl.teacher, ModelTeacher | SelfTeacher):
+        if rl is None or not rl.teachers:
             return ()
         longest = data.max_prompt_tokens + rl.max_response_tokens
-        if isinstance(rl.teacher, SelfTeacher):
-            # No token is shorter than a byte: a bound for the words around the problem and the trace.
-            longest += data.max_trace_tokens + len(rl.teacher.prompt.encode())
-        model, size = self._teacher()
-        shape, tokens, chunk = model or self._shape, self._most_tokens(longest), self._execution.logprob_chunk_tokens
+        passes = [(model, size, longest) for model, size in teacher_models(self._config)]
+        # No token is shorter than a byte: a bound for the words around the problem and the trace.
+        passes += [
+            (self._shape, self._bytes, longest + data.max_trace_tokens + len(teacher.prompt.encode()))
+            for teacher in rl.teachers.values() if isinstance(teacher, SelfTeacher)
+        ]  # fmt: skip
+        return max((self._scoring(*each) for each in passes), key=_total_gib, default=())
+
+    def _scoring(self, shape: ModelArchitecture, size: int, longest: int) -> tuple[Component, ...]:
+        tokens, chunk = self._most_tokens(longest), self._execution.logprob_chunk_tokens
         logits, _ = head_bytes(shape, size, tokens, chunk, compiled=bool(self._execution.compile))
         layer = layer_activation_bytes(shape, size, by_sequence=True)
         layer += 2 * size * shape.hidden_size  # the residual stream, before and after
@@ -380,6 +379,14 @@ class _Rank:
     def _most_tokens(self, longest: int) -> int:
         """Tokens of the largest micro-batch; a row longer than the budget forms its own."""
         return max(self._execution.micro_batch_tokens, longest)
+
+
+def teacher_models(config: ExperimentConfig) -> list[tuple[ModelArchitecture, int]]:
+    """The models of `rl.teachers` whose shape is known here, and the bytes of their compute types."""
+    named = [each for each in (config.rl.teachers.values() if config.rl else ()) if isinstance(each, ModelTeacher)]
+    shapes = [architecture_of(ModelConfig(path=teacher.path)) for teacher in named]
+    sizes = [_DTYPE_BYTES[teacher.dtype or config.model.dtype] for teacher in named]
+    return [(shape, size) for shape, size in zip(shapes, sizes, strict=True) if shape is not None]
 
 
 def rl_engine_memory(architecture: ModelArchitecture, config: ExperimentConfig, gpu_gib: float | None) -> GpuMemory:

@@ -73,9 +73,9 @@ def _named(settings: StageSettings) -> Iterator[Named]:
             if teacher.path is not None and _is_local(teacher.path):
                 yield f"sample.teachers.{name}.path", teacher.path, Path(teacher.path).expanduser()
     elif isinstance(settings, RLSettings):
-        scorer = settings.rl.teacher
-        if isinstance(scorer, ModelTeacher) and _is_local(scorer.path):
-            yield "rl.teacher.path", scorer.path, Path(scorer.path).expanduser()
+        for name, scorer in settings.rl.teachers.items():
+            if isinstance(scorer, ModelTeacher) and _is_local(scorer.path):
+                yield f"rl.teachers.{name}.path", scorer.path, Path(scorer.path).expanduser()
     elif isinstance(settings, BaseSettings):
         yield from _model(settings.model.source, settings.model.chat_template)
 

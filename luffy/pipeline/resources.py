@@ -18,6 +18,7 @@ from luffy.pipeline.gpus import Gpu, detected_gpus, hidden_gpus
 from luffy.pipeline.graph import StageNode, build_graph
 from luffy.pipeline.inherited_environment import complaints_about_variables
 from luffy.pipeline.memory import (
+    GIB,
     REWARD_MODEL,
     RL_ENGINE,
     GpuMemory,
@@ -25,6 +26,7 @@ from luffy.pipeline.memory import (
     estimate_memory,
     generation_memory,
     rl_engine_memory,
+    teacher_models,
 )
 
 _LARGE_FOR_EMBEDDED = 50_000_000
@@ -245,8 +247,8 @@ def _unset_keys(config: ExperimentConfig, wanted: Sequence[str]) -> list[str]:
     """Notes, not complaints, about missing API keys: answers that are already saved need no key."""
     teachers = config.execution.teachers if "sample" in wanted else {}
     used = [(server, f"execution.teachers.{name}") for name, server in teachers.items()]
-    if "rl" in wanted and config.execution.rl_teacher.urls:
-        used.append((config.execution.rl_teacher, "execution.rl_teacher"))
+    scorers = config.execution.rl_teachers if "rl" in wanted else {}
+    used += [(server, f"execution.rl_teachers.{name}") for name, server in scorers.items()]
     if not used:
         return []
     from luffy.http_client import missing_key  # loads httpx, which other plans can do without
@@ -278,9 +280,10 @@ def _too_long(config: ExperimentConfig, wanted: Sequence[str]) -> Iterator[str]:
     remedy = f"lower them, or raise {part}.max_position_embeddings"
     for name, row in rows.items():
         yield from _beyond(positions_of(config.model), name, row, "the model", remedy)
-    if rl is not None and isinstance(rl.teacher, ModelTeacher):
-        positions = positions_of(ModelConfig(path=rl.teacher.path))
-        yield from _beyond(positions, "rl.teacher", rows["rl"], rl.teacher.path, "lower them, or take another teacher")
+    for name, scorer in rl.teachers.items() if rl is not None else ():
+        if isinstance(scorer, ModelTeacher):
+            positions, remedy = positions_of(ModelConfig(path=scorer.path)), "lower them, or take another teacher"
+            yield from _beyond(positions, f"rl.teachers.{name}", rows["rl"], scorer.path, remedy)
     for name, teacher in config.teachers.items() if "sample" in wanted else ():
         where = f"sample.teachers.{name}"
         limit = {f"{where}.max_response_tokens": teacher.max_response_tokens}
@@ -324,7 +327,7 @@ def _notes(placement: _Placement) -> list[str]:
     config, architecture = placement.config, placement.architecture
     address, here = config.execution.ray.address, placement.here_gib
     wanted = cluster_gpus(config) if placement.trains_on_ray else engine_gpus(config) if placement.vllm_users else 1
-    teacher = config.rl.teacher if placement.trains_rl and config.rl is not None else None
+    teachers = config.rl.teachers if placement.trains_rl and config.rl is not None else {}
     notes = []
     if placement.trains_on_ray and address is not None:
         notes.append(f"{wanted} GPUs needed on the Ray cluster at {address}, or as many CPUs where it has no GPU")
@@ -336,8 +339,12 @@ def _notes(placement: _Placement) -> list[str]:
         notes.append(f"{wanted} GPUs needed, this machine has {len(here)}")
     if architecture is None:
         notes.append(f"no memory estimate: the shape of {config.model.path} is unknown here; give a model folder")
-    elif isinstance(teacher, ModelTeacher) and architecture_of(ModelConfig(path=teacher.path)) is None:
-        notes.append(f"the memory estimate lacks rl.teacher: the shape of {teacher.path} is unknown here")
     elif (placement.training_gpu_gib if placement.trains_on_ray else placement.generation_gpu_gib) is None:
         notes.append("memory not checked: no GPU found; set execution.gpu_memory_gb")
+    of_teachers = [shape.num_parameters * size / GIB for shape, size in teacher_models(config)] if teachers else []
+    if len(of_teachers) > 1 and config.execution.zero_stage < 3:
+        notes.append(f"the teachers take turns on a GPU: {sum(of_teachers):.1f} GiB of CPU memory for each rank")
+    for name, teacher in teachers.items() if architecture is not None else ():
+        if isinstance(teacher, ModelTeacher) and architecture_of(ModelConfig(path=teacher.path)) is None:
+            notes.append(f"the memory estimate lacks rl.teachers.{name}: the shape of {teacher.path} is unknown here")
     return notes

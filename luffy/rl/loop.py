@@ -22,7 +22,7 @@ from luffy.rl.groups import GroupCollector, kept_groups, needs_more
 from luffy.rl.prompts import NEVER_DRAWN, PromptHistory, PromptRecord, fresh_uids, open_sampler
 from luffy.rl.replay import FailedPrompts, ReplayBuffer
 from luffy.rl.rows import BusyTime, RolloutTask
-from luffy.rl.teaching import ServedScorer, TeacherPrompts
+from luffy.rl.teaching import Teaching
 from luffy.rl.trace_choice import TraceChoice
 from luffy.rollout.engine import RolloutEngine
 from luffy.seeds import derive_seed
@@ -52,10 +52,6 @@ class StepOutcome:
     metrics: dict[str, float]
 
 
-RowTeacher = ServedScorer | TeacherPrompts
-"""Adds to the rows of a step the inputs of `rl.teacher` that the training ranks cannot compute themselves."""
-
-
 class StepRunner:
     """Runs RL steps with a cluster's engine and trainer.
 
@@ -69,7 +65,7 @@ class StepRunner:
         tasks: Sequence[RolloutTask],
         collector: GroupCollector,
         journal: RolloutJournal,
-        teaching: RowTeacher | None = None,
+        teaching: Teaching | None = None,
         choice: TraceChoice | None = None,
     ) -> None:
         self._settings = settings
@@ -95,9 +91,7 @@ class StepRunner:
         teaching_began = time.perf_counter()
         taught = kept if self._teaching is None else self._teaching.taught(kept)
         teacher_s = 0.0 if self._teaching is None else time.perf_counter() - teaching_began
-        if isinstance(self._teaching, TeacherPrompts) and taught:
-            shown = [bool(row.teacher_prompt_ids) for group in taught for row in group.trajectories]
-            metrics["batch/taught_share"] = sum(shown) / len(shown)
+        metrics |= {} if self._teaching is None else self._teaching.metrics(taught)
         metrics |= self._trainer.learn(taught, step)
         if "perf/teacher_s" in metrics:
             metrics["perf/teacher_s"] += teacher_s
@@ -166,7 +160,7 @@ class Experience:
         choice: TraceChoice | None = None,
     ) -> None:
         """`trainer` computes the entropies by which a stored success is chosen, and the scores of `choice`, which comes
-        with `group.choose`."""
+        with `show.choose`."""
         self._settings = settings
         self._collector = collector
         self._journal = journal
@@ -242,7 +236,7 @@ class Experience:
     def commit(self, plan: StepPlan, groups: list[Group]) -> None:
         """Write the groups of a step to the journal, before the trainer learns from them.
 
-        With `group.choose` the trainer, which has finished all earlier steps, first chooses among their traces, and
+        With `show.choose` the trainer, which has finished all earlier steps, first chooses among their traces, and
         `groups` holds what it chose.
         """
         if plan.journalled is None:

@@ -1,4 +1,4 @@
-"""What rows need of the teacher of on-policy distillation (`rl.teacher`) before the ranks learn from them.
+"""Which of `rl.teachers` scores a row, and what rows need of it before the ranks learn from them.
 
 `kind: served`: scores from vLLM servers. The stage's process queries the servers right before the trainer learns from
 the rows, so API keys stay in that process and the ranks find the scores in the rows. Scores are not journalled: a step
@@ -18,12 +18,12 @@ from transformers import PreTrainedTokenizerBase
 
 from luffy.config.execution import ServerConfig
 from luffy.config.starts import fill_slots
-from luffy.config.training import SelfTeacher, ServedTeacher
+from luffy.config.training import RLTeacher, SelfTeacher, ServedTeacher
 from luffy.data.templates import decode, render_prompts
 from luffy.errors import ClusterError, ConfigError, DataError
 from luffy.http_client import Answer, HTTPClient, LoopThread, NoAnswer
 from luffy.rl.rows import RolloutTask
-from luffy.types import Group, Message, Prompt, Source
+from luffy.types import NO_TEACHER, Group, Message, Prompt, Source, Trajectory
 
 _NUM_TEXTS = 16
 """Number of prompts on which the two tokenizers are compared."""
@@ -42,6 +42,8 @@ class ScoreRequest:
     """Number of tokens at the start that are not scored, at least one."""
 
 
+Place = tuple[Group, int]
+"""A group, and the index of one of its rows."""
 _ScoringServer = tuple[HTTPClient, asyncio.Semaphore]
 """The semaphore limits the concurrent requests."""
 
@@ -84,17 +86,16 @@ class ServedScorer:
         """
         return self._loop.run(self._score_all(requests))
 
-    def taught(self, groups: Sequence[Group]) -> list[Group]:
-        """The groups, each row with the log-probabilities of its learnable tokens."""
-        rows = [row for group in groups for row in group.trajectories]
+    def taught(self, places: Sequence[Place]) -> list[Trajectory]:
+        """The rows, each with the log-probabilities of its learnable tokens."""
+        rows = [group.trajectories[index] for group, index in places]
         requests = [ScoreRequest(row.prompt_ids + row.response_ids, first=len(row.prompt_ids)) for row in rows]
         scored = []
         for row, logprobs in zip(rows, self.score(requests), strict=True):
             pairs = zip(logprobs, row.source, strict=True)
             learnable = tuple(logp for logp, source in pairs if source is not Source.ENVIRONMENT)
             scored.append(replace(row, teacher_logprobs=learnable))
-        each = iter(scored)
-        return [replace(group, trajectories=tuple(next(each) for _ in group.trajectories)) for group in groups]
+        return scored
 
     def close(self) -> None:
         """Close the connections; may be called twice."""
@@ -191,21 +192,24 @@ class ServedScorer:
 def connect_teacher(
     teacher: ServedTeacher,
     config: ServerConfig,
+    setting: str,
     tasks: Sequence[RolloutTask],
     tokenizer: PreTrainedTokenizerBase,
     longest: int,
 ) -> ServedScorer:
-    """Connect to the servers, which have to take rows of `longest` tokens; raises ConfigError for unusable ones."""
+    """Connect to the servers of the section `setting`, which have to take rows of `longest` tokens; raises ConfigError
+    for unusable ones."""
     texts = [decode(tokenizer, task.prompt_ids) for task in tasks[:_NUM_TEXTS]]
     known = {text: tokenizer.encode(text, add_special_tokens=False) for text in texts}
-    return ServedScorer.connect(config, teacher.name, longest=longest, known=known, setting="execution.rl_teacher")
+    return ServedScorer.connect(config, teacher.name, longest=longest, known=known, setting=setting)
 
 
 class TeacherPrompts:
     """What the policy is shown as its own teacher of a row: its problem with the first trace, or with a right response.
 
-    `reply` is the text of a response. Raises DataError where traces are shown and a prompt has none. A right response
-    with which a row would have more than `limit` tokens is not shown (None: the model has no limit).
+    `prompts` are those of its rows, and `reply` is the text of a response. Raises DataError, which names the teacher,
+    where traces are shown and a prompt has none. A right response with which a row would have more than `limit` tokens
+    is not shown (None: the model has no limit).
     """
 
     def __init__(
@@ -215,8 +219,10 @@ class TeacherPrompts:
         config: SelfTeacher,
         reply: Callable[[Sequence[int]], str],
         limit: int | None,
+        name: str,
     ) -> None:
         self._tokenizer, self._config, self._reply, self._limit = tokenizer, config, reply, limit
+        self._name = name
         self._prompts = {prompt.uid: prompt for prompt in prompts}
         self._traced = self._with_traces(prompts) if config.shows == "trace" else {}
 
@@ -224,8 +230,8 @@ class TeacherPrompts:
         bare = sum(not prompt.traces for prompt in prompts)
         if bare:
             raise DataError(
-                f"rl.teacher.kind: self shows the teacher a trace, but {bare} of {len(prompts)} training prompts have "
-                "none; take data with a trace for each, add sample.teachers, or use kind: model"
+                f"rl.teachers.{self._name}.kind: self shows the teacher a trace, but {bare} of {len(prompts)} training "
+                "prompts have none; take data with a trace for each, add sample.teachers, or use kind: model"
             )
         rendered = render_prompts(
             self._tokenizer, [self._conversation(prompt, prompt.traces[0].text) for prompt in prompts]
@@ -243,31 +249,113 @@ class TeacherPrompts:
         """Tokens of the longest prompt with a trace; 0 where right responses are shown."""
         return max(map(len, self._traced.values()), default=0)
 
-    def taught(self, groups: Sequence[Group]) -> list[Group]:
-        """The groups, each row with the prompt that its teacher sees; a row without one keeps its own."""
-        return [
-            replace(
-                group,
-                trajectories=tuple(
-                    replace(row, teacher_prompt_ids=shown)
-                    for row, shown in zip(group.trajectories, self._shown(group), strict=True)
-                ),
-            )
-            for group in groups
-        ]
+    def taught(self, places: Sequence[Place]) -> list[Trajectory]:
+        """The rows, each with the prompt that its teacher sees; one for which there is nothing to show has no
+        teacher."""
+        found, of_group = [], dict[int, Mapping[int, tuple[int, ...]]]()
+        for group, index in places:
+            row = group.trajectories[index]
+            if self._config.shows == "trace":
+                shown = tuple(self._traced[group.uid])
+            else:
+                if id(group) not in of_group:
+                    of_group[id(group)] = self._peers(group)
+                shown = next((ids for peer, ids in of_group[id(group)].items() if peer != index), ())
+                if self._limit is not None and len(shown) + len(row.response_ids) > self._limit:
+                    shown = ()
+            found.append(replace(row, teacher_prompt_ids=shown, taught_by=row.taught_by if shown else NO_TEACHER))
+        return found
 
-    def _shown(self, group: Group) -> list[tuple[int, ...]]:
-        if self._config.shows == "trace":
-            return [tuple(self._traced[group.uid])] * len(group.trajectories)
-        # The first right row shows the others a solution, and the second shows it one.
+    def _peers(self, group: Group) -> Mapping[int, tuple[int, ...]]:
+        """The prompts that show a right row, by its index: the first shows the others a solution, and the second shows
+        the first one."""
         right = [index for index, row in enumerate(group.trajectories) if row.is_correct][:2]
         replies = [self._reply(group.trajectories[index].response_ids) for index in right]
         conversations = [self._conversation(self._prompts[group.uid], reply) for reply in replies]
-        rendered = dict(zip(right, map(tuple, render_prompts(self._tokenizer, conversations)), strict=True))
-        found = []
-        for index, row in enumerate(group.trajectories):
-            peer = next((other for other in right if other != index), None)
-            shown = () if peer is None else rendered[peer]
-            fits = self._limit is None or len(shown) + len(row.response_ids) <= self._limit
-            found.append(shown if fits else ())
+        return dict(zip(right, map(tuple, render_prompts(self._tokenizer, conversations)), strict=True))
+
+
+RowTeacher = ServedScorer | TeacherPrompts
+"""Adds to rows what the training ranks need of their teacher and cannot compute themselves."""
+
+
+class Teaching:
+    """Gives each row its teacher: the first of `rl.teachers` whose `rows` holds.
+
+    Raises DataError for a teacher that no row of these tasks can come to.
+    """
+
+    def __init__(self, teachers: Mapping[str, RLTeacher], tasks: Sequence[RolloutTask]) -> None:
+        self._names = tuple(teachers)
+        self._routes = {task.uid: (_route(teachers, task, False), _route(teachers, task, True)) for task in tasks}
+        """Index of the teacher of a prompt's wrong rows, and of its right ones."""
+        self._helpers: dict[int, RowTeacher] = {}
+        for index, (name, teacher) in enumerate(teachers.items()):
+            if any(index in route for route in self._routes.values()):
+                continue
+            if not any(_takes(teacher, task, right) for task in tasks for right in (False, True)):
+                sources = ", ".join(sorted({task.problem.data_source for task in tasks}))
+                columns = ", ".join(sorted({column for task in tasks for column in task.problem.extra_info}))
+                raise DataError(
+                    f"rl.teachers.{name}.rows matches no row of the {len(tasks)} training prompts "
+                    f"({teacher.rows_in_words}); their data sources are {sources}, their columns "
+                    f"{columns or 'none'}: correct it"
+                )
+            raise DataError(
+                f"rl.teachers.{name} would never be asked: those before it take all of its rows "
+                f"({teacher.rows_in_words}); move it before them, or remove it"
+            )
+
+    def prompts_of(self, index: int, prompts: Sequence[Prompt]) -> list[Prompt]:
+        """Those of which rows may have this teacher."""
+        return [prompt for prompt in prompts if index in self._routes[prompt.uid]]
+
+    def helped_by(self, index: int, helper: RowTeacher) -> None:
+        """Rows of this teacher need what `helper` adds."""
+        self._helpers[index] = helper
+
+    def taught(self, groups: Sequence[Group]) -> list[Group]:
+        """The groups, each row with its teacher and what the ranks need of it."""
+        rows = [
+            [replace(row, taught_by=self._routes[group.uid][row.is_correct]) for row in group.trajectories]
+            for group in groups
+        ]
+        routed = [replace(group, trajectories=tuple(of_group)) for group, of_group in zip(groups, rows, strict=True)]
+        for teacher, helper in self._helpers.items():
+            places = [
+                (g, index) for g, of_group in enumerate(rows) for index, row in enumerate(of_group)
+                if row.taught_by == teacher
+            ]  # fmt: skip
+            found = helper.taught([(routed[g], index) for g, index in places])
+            for (g, index), row in zip(places, found, strict=True):
+                rows[g][index] = row
+        return [replace(group, trajectories=tuple(of_group)) for group, of_group in zip(groups, rows, strict=True)]
+
+    def metrics(self, groups: Sequence[Group]) -> dict[str, float]:
+        """`batch/taught_share` of the rows and, of several teachers, the share of each; empty without rows."""
+        teachers = [row.taught_by for group in groups for row in group.trajectories]
+        if not teachers:
+            return {}
+        found = {"batch/taught_share": sum(index != NO_TEACHER for index in teachers) / len(teachers)}
+        for index, name in enumerate(self._names if len(self._names) > 1 else ()):
+            found[f"batch/taught_share_{name}"] = teachers.count(index) / len(teachers)
         return found
+
+
+def _route(teachers: Mapping[str, RLTeacher], task: RolloutTask, is_correct: bool) -> int:
+    """Index of the teacher of such rows; `NO_TEACHER` for none."""
+    found = (index for index, teacher in enumerate(teachers.values()) if _takes(teacher, task, is_correct))
+    return next(found, NO_TEACHER)
+
+
+def _takes(teacher: RLTeacher, task: RolloutTask, is_correct: bool) -> bool:
+    rows = teacher.rows
+    if rows is None:
+        return True
+    problem, least = task.problem, rows.pass_rate_at_least
+    return (
+        (rows.data_source is None or problem.data_source in rows.data_source)
+        and all(problem.extra_info.get(column) == value for column, value in rows.columns.items())
+        and (rows.outcome is None or is_correct == (rows.outcome == "correct"))
+        and (least is None or (task.pass_rate is not None and task.pass_rate >= least))
+    )

@@ -13,7 +13,7 @@ from luffy.cluster.local import open_cluster
 from luffy.config.environment import History, history_of
 from luffy.config.settings import RLSettings
 from luffy.config.starts import WholeTrace
-from luffy.config.training import SelfTeacher, ServedTeacher
+from luffy.config.training import ModelTeacher, SelfTeacher, ServedTeacher
 from luffy.data.answer_cards import RATES_FILE, read_pass_rates
 from luffy.data.conversations import encode_demonstrations
 from luffy.data.parquet import read_prompts, shown_references
@@ -35,10 +35,10 @@ from luffy.grading.pool import JUDGE_CACHE, GraderPool
 from luffy.grading.request import problem_of
 from luffy.model_shape import num_embeddings
 from luffy.rl.groups import GroupCollector, sample_rollouts
-from luffy.rl.loop import RowTeacher, StepRunner
+from luffy.rl.loop import StepRunner
 from luffy.rl.rows import Demonstration, RolloutTask
 from luffy.rl.starts import Texts, open_starts
-from luffy.rl.teaching import TeacherPrompts, connect_teacher
+from luffy.rl.teaching import TeacherPrompts, Teaching, connect_teacher
 from luffy.rl.trace_choice import TraceChoice
 from luffy.rollout.engine import SamplingParams, StopTexts
 from luffy.rollout.vllm_limits import context_length, read_shape
@@ -93,18 +93,23 @@ def open_components(settings: RLSettings, context: StageContext, stack: ExitStac
     shown = max((start.longest_prompt(tasks) for start in starts), default=0)
     prompt = max(shown, *(len(task.prompt_ids) for task in tasks))
     longest = max(prompt + rl.max_response_tokens, longest_held_out)
-    teaching: RowTeacher | None = None
-    teacher = None
-    if isinstance(rl.teacher, ServedTeacher):
-        served = connect_teacher(rl.teacher, context.execution.rl_teacher, tasks, tokenizer, longest)
-        teaching = stack.enter_context(closing(served))
-    elif isinstance(rl.teacher, SelfTeacher):
-        limit, prompts = context_length(read_shape(model)), read_prompts(prompts_file(settings, data))
-        teaching = TeacherPrompts(tokenizer, prompts, rl.teacher, reply, limit)
-        teacher = TeacherSpec(model, max(teaching.longest + rl.max_response_tokens, longest))
-    elif rl.teacher is not None:
-        teacher = TeacherSpec(_teacher_folder(rl.teacher.path, tokenizer), longest)
-    spec = TrainerSpec(settings, context.execution, model, context.out, longest, tokenizer.pad_token_id, teacher)
+    teaching = Teaching(rl.teachers, tasks) if rl.teachers else None
+    teachers = {}
+    for index, (name, teacher) in enumerate(rl.teachers.items()):
+        assert teaching is not None
+        if isinstance(teacher, ServedTeacher):
+            servers, where = context.execution.rl_teachers[name], f"execution.rl_teachers.{name}"
+            served = connect_teacher(teacher, servers, where, tasks, tokenizer, longest)
+            teaching.helped_by(index, stack.enter_context(closing(served)))
+        elif isinstance(teacher, SelfTeacher):
+            own = teaching.prompts_of(index, read_prompts(prompts_file(settings, data)))
+            prompts = TeacherPrompts(tokenizer, own, teacher, reply, context_length(read_shape(model)), name)
+            teaching.helped_by(index, prompts)
+            teachers[name] = TeacherSpec(model, max(prompts.longest + rl.max_response_tokens, longest))
+        else:
+            folder = _teacher_folder(teacher, f"rl.teachers.{name}.path", tokenizer)
+            teachers[name] = TeacherSpec(folder, longest)
+    spec = TrainerSpec(settings, context.execution, model, context.out, longest, tokenizer.pad_token_id, teachers)
     cluster = stack.enter_context(open_cluster(spec))
     cache = context.out / JUDGE_CACHE
     own_graders = () if validation is None else validation.protocol.own_graders
@@ -148,18 +153,18 @@ def open_components(settings: RLSettings, context: StageContext, stack: ExitStac
     return RLComponents(steps, cluster.trainer, held_out, read)
 
 
-def _teacher_folder(path: str, tokenizer: PreTrainedTokenizerBase) -> Path:
+def _teacher_folder(teacher: ModelTeacher, where: str, tokenizer: PreTrainedTokenizerBase) -> Path:
     """The folder of the teacher that the ranks load; DataError where its tokens are not the policy's."""
-    folder = model_folder(path, "rl.teacher.path")
+    path, folder = teacher.path, model_folder(teacher.path, where)
     if not is_same_tokenizer(load_tokenizer(folder), tokenizer):
         raise DataError(
-            f"rl.teacher.path: the tokenizer of {path} is not the policy's, so it cannot score the policy's tokens; "
+            f"{where}: the tokenizer of {path} is not the policy's, so it cannot score the policy's tokens; "
             "take a teacher of the same family, or let it write traces instead (sample.teachers)"
         )
     rows = num_embeddings(read_shape(folder))
     if rows is not None and rows < len(tokenizer):
         raise DataError(
-            f"rl.teacher.path: {path} has embeddings for {rows} tokens (vocab_size), and the policy's tokenizer has "
+            f"{where}: {path} has embeddings for {rows} tokens (vocab_size), and the policy's tokenizer has "
             f"{len(tokenizer)}; give it as many (resize_token_embeddings), or take a teacher that has them"
         )
     return folder

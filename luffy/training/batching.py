@@ -19,7 +19,7 @@ from torch.nn import functional as F
 from luffy.config.group import AdvantageConfig, GroupAdvantage
 from luffy.objectives.advantages import RowRewards, group_advantages
 from luffy.seeds import derive_seed
-from luffy.types import Group, Source, TrainBatch, Trajectory
+from luffy.types import NO_TEACHER, Group, Source, TrainBatch, Trajectory
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,9 +209,10 @@ def collate(
 
     Tokens of an environment lie between response tokens, as context that the response mask leaves out.
 
-    What the models add is empty: `logp_old_BT` is NaN; `logp_ref_BT`, `logp_teacher_BT`, `value_old_BT` and
-    `return_BT` are 0, and a teacher has no choices. Without `group_accuracy_B` (SFT has no rollouts) the group accuracy
-    is 0. `episodes` has the number of each row's episode (`Shard.episodes`); None: each row is a response by itself.
+    What the models add is empty: `logp_old_BT` is NaN; `logp_ref_BT`, `logp_teacher_BT`, `entropy_teacher_BT`,
+    `value_old_BT` and `return_BT` are 0, and a teacher has no choices. Without `group_accuracy_B` (SFT has no rollouts)
+    the group accuracy is 0. `episodes` has the number of each row's episode (`Shard.episodes`); None: each row is a
+    response by itself.
     """
     row_B = torch.arange(len(trajectories))
     episode_B = row_B if episodes is None else torch.tensor(episodes, dtype=torch.long)
@@ -228,9 +229,10 @@ def collate(
         logp_behavior_BT=torch.full(shape, torch.nan, dtype=torch.float32),
         logp_ref_BT=torch.zeros(shape, dtype=torch.float32),
         logp_teacher_BT=torch.zeros(shape, dtype=torch.float32),
+        entropy_teacher_BT=torch.zeros(shape, dtype=torch.float32),
         choice_BTC=torch.zeros((*shape, 0), dtype=torch.int32),
         logq_BTC=torch.zeros((*shape, 0), dtype=torch.float32),
-        is_taught_BT=torch.zeros(shape, dtype=torch.bool),
+        taught_by_BT=torch.full(shape, NO_TEACHER, dtype=torch.int8),
         value_old_BT=torch.zeros(shape, dtype=torch.float32),
         return_BT=torch.zeros(shape, dtype=torch.float32),
         sequence_BT=row_B.unsqueeze(-1).repeat(1, width),
@@ -250,7 +252,7 @@ def collate(
         batch.logp_behavior_BT[b, start:end] = torch.tensor(row.logp_behavior)
         batch.advantage_BT[b, start:end] = advantage_B[b].float()
         batch.is_correct_BT[b] = row.is_correct
-        batch.is_taught_BT[b] = bool(row.teacher_prompt_ids)
+        batch.taught_by_BT[b] = row.taught_by
         if group_accuracy_B is not None:
             batch.group_accuracy_BT[b] = group_accuracy_B[b]
     return batch

@@ -65,21 +65,35 @@ class LogProbHead(nn.Module):
         return found if choice_NC is None else (*found[:-1], *found[-1].unbind(-1))
 
     @torch.no_grad()
-    def most_probable(self, hidden_NH: Tensor, target_N: Tensor, top_k: int) -> tuple[Tensor, ...]:
-        """Log-probabilities of `target_N`, of the `top_k` most probable tokens and of all others; then these tokens.
+    def most_probable(
+        self, hidden_NH: Tensor, target_N: Tensor, top_k: int, entropy: bool, candidate_NC: Tensor | None
+    ) -> tuple[Tensor, ...]:
+        """Log-probabilities of `target_N`, entropies (nats; 0 unless asked for), log-probabilities of the choices and
+        of all other tokens; then the choices. Each is `(N,)` float32, exact up to the token 2^24.
 
-        Where there are fewer tokens than `top_k`, all are chosen. Each is `(N,)` float32, exact up to the token 2^24.
+        The choices are the `top_k` most probable tokens, and the first of the candidates that are not among them: as
+        many as there are candidates in all. Where there are fewer tokens than `top_k`, all are chosen.
         """
         parts = []
-        for hidden, target in zip(hidden_NH.split(self.chunk_tokens), target_N.split(self.chunk_tokens), strict=True):
-            logits = self.linear(hidden)
+        for start in range(0, max(len(target_N), 1), self.chunk_tokens):
+            part = slice(start, start + self.chunk_tokens)
+            logits, target = self.linear(hidden_NH[part]), target_N[part]
             may_be_chosen = logits[:, : self.vocabulary]
             choice = may_be_chosen.topk(min(top_k, may_be_chosen.shape[-1]), dim=-1).indices
+            if candidate_NC is not None:
+                choice = _joined(choice, candidate_NC[part])
             scores = choice_scores(logits, choice, (self.temperature,))
-            own = token_scores(logits, target, (self.temperature,), entropy=False)[0, 0]
-            parts.append(torch.cat([own.unsqueeze(-1), scores, choice.float()], dim=-1))
+            own = token_scores(logits, target, (self.temperature,), entropy)[0, :2]  # the entropy is 0 unless asked for
+            parts.append(torch.cat([own.T, scores, choice.float()], dim=-1))
             del logits, may_be_chosen  # before the next chunk has some
         return torch.cat(parts).unbind(-1)
+
+
+def _joined(choice_NC: Tensor, candidate_NC: Tensor) -> Tensor:
+    """The choices, and the first candidates that are not among them, up to the number of candidates."""
+    is_new_NC = ~(candidate_NC.unsqueeze(-1) == choice_NC.unsqueeze(1)).any(-1)
+    order_NC = (~is_new_NC).long().argsort(dim=-1, stable=True)[:, : candidate_NC.shape[-1] - choice_NC.shape[-1]]
+    return torch.cat([choice_NC, candidate_NC.gather(-1, order_NC)], dim=-1)
 
 
 class _Scores(torch.autograd.Function):

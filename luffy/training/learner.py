@@ -8,7 +8,7 @@ Shape legend: `B` rows, `T` tokens, `P` prompts (groups).
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,14 @@ from luffy.config.group import AdvantageConfig, GeneralizedAdvantage
 from luffy.config.objective import ObjectiveConfig
 from luffy.config.settings import RLSettings
 from luffy.config.terms import ConstantValue, TermConfig
-from luffy.config.training import MovingReferenceConfig, OptimizerConfig, RLConfig, SelfTeacher, ServedTeacher
+from luffy.config.training import (
+    ModelTeacher,
+    MovingReferenceConfig,
+    OptimizerConfig,
+    RLConfig,
+    SelfTeacher,
+    ServedTeacher,
+)
 from luffy.objectives.advantages import check_advantages, generalized_advantages, whiten
 from luffy.objectives.losses import check_custom
 from luffy.objectives.schedules import StepObjective, objective_at, schedule_multiplier
@@ -34,18 +41,16 @@ from luffy.training.critic import Critic
 from luffy.training.deepspeed_engine import load_to_train
 from luffy.training.model_folder import load_causal_lm
 from luffy.training.policy import (
-    DistillationTeacher,
     FrozenPolicy,
     MovingReference,
     Policy,
     ReferencePolicy,
-    ServedScores,
-    TokenScorer,
     UnadaptedPolicy,
     check_fits,
 )
 from luffy.training.policy_model import Adapter, refuse_processed_logits
 from luffy.training.ranks import Ranks, call_everywhere, sum_over_ranks
+from luffy.training.teachers import DistillationTeacher, ServedScores, Teachers, TokenScorer
 from luffy.training.update_metrics import ModelFlops, PartTimes, process_metrics
 from luffy.types import Group, TrainBatch, Trajectory
 
@@ -81,12 +86,12 @@ class Learner:
     pad_id: int
     critic: Critic | None = None
     reference: ReferencePolicy | None = None
-    teacher: TokenScorer | None = None
+    teachers: Teachers | None = None
 
     def __post_init__(self) -> None:
         assert (self.critic is not None) == self.objective.needs_critic
         assert (self.reference is not None) == self.objective.needs_reference
-        assert (self.teacher is not None) == self.objective.needs_teacher
+        assert (self.teachers is not None) == self.objective.needs_teacher
         sft = self.objective.interleaved_sft
         check_custom((*self.objective.terms, *(() if sft is None else sft.terms)))
 
@@ -107,12 +112,12 @@ class Learner:
         if self.reference is not None:
             with times.part("reference"):
                 batch = replace(batch, logp_ref_BT=self.reference.logprobs(batch))
-        if self.teacher is not None:
+        if self.teachers is not None:
             with times.part("teacher"):
-                batch = self.teacher.teach(batch, shard.rows)
+                batch = self.teachers.teach(batch, shard.rows)
         with times.part("update"):
             history = [self._update(take_rows(batch, rows), step, update) for update, rows in enumerate(shard.updates)]
-        teaching = 0.0 if self.teacher is None else self.teacher.forward_flops(shard.rows)
+        teaching = 0.0 if self.teachers is None else self.teachers.forward_flops(shard.rows)
         times.count(self._flops(batch, len(shard.updates), step) + teaching)
         means = {}
         for name in dict.fromkeys(name for metrics in history for name in metrics):
@@ -166,7 +171,7 @@ class Learner:
         return self.rl.critic is not None and step <= self.rl.critic.warmup_steps
 
     def _objective_at(self, terms: Sequence[TermConfig], step: int) -> StepObjective:
-        return objective_at(terms, step, self.rl.steps, self.rl.max_response_tokens)
+        return objective_at(terms, step, self.rl.steps, self.rl.max_response_tokens, self.rl.teachers)
 
     def _lr(self, optimizer: OptimizerConfig, step: int, update: int) -> float:
         """Learning rate of an optimizer step, by its position among all optimizer steps of the stage."""
@@ -177,7 +182,7 @@ class Learner:
 
 @dataclass(frozen=True, slots=True)
 class TeacherSpec:
-    """Model folder and longest row of the teacher of `rl.teacher`."""
+    """Model folder and longest row of a teacher of `rl.teachers`."""
 
     folder: Path
     """Its model folder; the initial policy's where the policy is its own teacher."""
@@ -198,8 +203,8 @@ class TrainerSpec:
     longest: int
     """Largest number of tokens of a prompt with its response."""
     pad_id: int
-    teacher: TeacherSpec | None = None
-    """None: the objective needs none, or it is served elsewhere."""
+    teachers: Mapping[str, TeacherSpec] = field(default_factory=dict)
+    """By name, those that are not served elsewhere."""
 
     def open_rank(self) -> "TrainerRank":
         """Load the models and prepare them for training; a collective call."""
@@ -273,11 +278,10 @@ class TrainerRank:
     @property
     def _moving(self) -> dict[str, MovingReference]:
         """What follows the policy, by its name in checkpoints."""
-        teacher = self._learner.teacher
-        models = {
-            "reference": self._learner.reference,
-            "teacher": teacher.model if isinstance(teacher, DistillationTeacher) else None,
-        }
+        models: dict[str, ReferencePolicy | Policy | None] = {"reference": self._learner.reference}
+        scorers = () if self._learner.teachers is None else self._learner.teachers.scorers
+        for name, scorer in zip(self._spec.settings.rl.teachers, scorers, strict=True):
+            models[f"teacher_{name}"] = scorer.model if isinstance(scorer, DistillationTeacher) else None
         return {name: model for name, model in models.items() if isinstance(model, MovingReference)}
 
     @property
@@ -391,29 +395,35 @@ def _learner(spec: TrainerSpec) -> Learner:
         pad_id=spec.pad_id,
         critic=None if rl.critic is None else Critic(start(), rl.critic, execution, settings.dtype),
         reference=reference() if objective.needs_reference else None,
-        teacher=_teacher(spec, policy, self_teacher) if objective.needs_teacher else None,
+        teachers=_teachers(spec, policy, self_teacher) if objective.needs_teacher else None,
     )
 
 
-def _teacher(
+def _teachers(
     spec: TrainerSpec,
     policy: Policy,
     self_teacher: Callable[[SelfTeacher], ReferencePolicy | Policy],
-) -> TokenScorer:
-    """The teacher: the model that `rl.teacher` names, the policy itself, or scores from servers."""
-    settings, teacher = spec.settings, spec.settings.rl.teacher
-    top_k = settings.objective.teacher_choices
-    if isinstance(teacher, ServedTeacher):
-        return ServedScores()
-    assert teacher is not None and spec.teacher is not None
-    if isinstance(teacher, SelfTeacher):
-        check_fits(
-            policy.causal_lm, spec.teacher.longest, "a prompt with its trace in rl.teacher.prompt, and a response,"
-        )
-        return DistillationTeacher(self_teacher(teacher), policy.flops, spec.pad_id, top_k)
-    model = load_to_train(spec.teacher.folder, teacher.dtype or settings.dtype, spec.execution)
-    check_fits(model, spec.teacher.longest, "a prompt and its response, scored by the teacher of rl.teacher,")
-    refuse_processed_logits(model)
-    frozen = FrozenPolicy(model, spec.execution, settings.rl.temperature, policy.causal_lm.config.vocab_size)
-    flops = ModelFlops.of_config(model.config.to_dict())
-    return DistillationTeacher(frozen, flops, spec.pad_id, top_k)
+) -> Teachers:
+    """The teachers: models that `rl.teachers` names, the policy itself, and scores from servers."""
+    settings, objective = spec.settings, spec.settings.objective
+    scorers, divergence, own = list[TokenScorer](), objective.divergence, policy.causal_lm.config.vocab_size
+    top_k = None if divergence is None else 0 if divergence.over == "policy" else divergence.top_k
+    num_models = sum(isinstance(teacher, ModelTeacher) for teacher in settings.rl.teachers.values())
+    for name, teacher in settings.rl.teachers.items():
+        if isinstance(teacher, ServedTeacher):
+            scorers.append(ServedScores())
+            continue
+        given, where = spec.teachers[name], f"rl.teachers.{name}"
+        if isinstance(teacher, SelfTeacher):
+            shown = f"a prompt with its trace in {where}.prompt, and a response,"
+            check_fits(policy.causal_lm, given.longest, shown)
+            scored, flops = self_teacher(teacher), policy.flops
+        else:
+            model = load_to_train(given.folder, teacher.dtype or settings.dtype, spec.execution)
+            check_fits(model, given.longest, f"a prompt and its response, scored by {where},")
+            refuse_processed_logits(model)
+            scored = FrozenPolicy(model, spec.execution, settings.rl.temperature, own, takes_turns=num_models > 1)
+            flops = ModelFlops.of_config(model.config.to_dict())
+            policy.choose_among(model.config.vocab_size)
+        scorers.append(DistillationTeacher(scored, flops, spec.pad_id, top_k, objective.needs_teacher_entropy))
+    return Teachers(scorers, policy, divergence)

@@ -1,15 +1,13 @@
 """Models that give log-probabilities of responses: the policy in training, and frozen ones beside it.
 
 `Policy` is a DeepSpeed engine that updates on whole batches and reports metrics. Frozen models are the reference of KL
-terms, which may follow the policy (`MovingReference`), and teachers: `DistillationTeacher` holds a model,
-`ServedScores` reads scores that servers have computed (`luffy.rl.teaching`).
+terms, which may follow the policy (`MovingReference`), and teachers (`luffy.training.teachers`).
 
 Shape legend: `K` objective terms, `B` rows, `T` tokens, `C` choices of a teacher.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
 from pathlib import Path
 
 import deepspeed
@@ -25,7 +23,6 @@ from luffy.objectives.losses import TokenBatch
 from luffy.objectives.objective import needs_entropy_gradient, needs_untempered, objective_loss, token_weights
 from luffy.objectives.schedules import StepObjective
 from luffy.training.attention import attention_for_generation, compile_layers, set_attention, without_compiled_layers
-from luffy.training.batching import collate
 from luffy.training.deepspeed_engine import ClippedStep, check_finite, is_sharded, start_engine, start_frozen_engine
 from luffy.training.fused_head import Entropy
 from luffy.training.model_folder import FolderWeight, own_weights, write_model_folder
@@ -40,7 +37,7 @@ from luffy.training.policy_model import (
 )
 from luffy.training.ranks import device, sum_over_ranks, to_device
 from luffy.training.update_metrics import ModelFlops, UpdateMetrics
-from luffy.types import TrainBatch, Trajectory
+from luffy.types import TrainBatch
 
 _CPU = torch.device("cpu")
 
@@ -86,10 +83,19 @@ class Policy:
         """`(B, T)` log-probabilities of the response tokens under the current weights, 0 elsewhere."""
         return self._score(batch, "none")
 
-    def choices(self, batch: TrainBatch, top_k: int) -> Tensor:
-        """`(S, B, T)` what `LogProbHead.most_probable` returns of the response tokens, 0 elsewhere."""
-        module = self.engine.module
-        return score(module, lambda micro: self._forward(micro, "none", top_k=top_k), batch, self._execution)
+    def choices(self, batch: TrainBatch, top_k: int, entropy: Entropy = "none") -> Tensor:
+        """`(S, B, T)` what `LogProbHead.most_probable` returns of the response tokens, 0 elsewhere; the batch's choices
+        are the candidates."""
+
+        def forward(micro: TrainBatch) -> Tensor:
+            return self._forward(micro, entropy, choice_BTC=candidates(micro), top_k=top_k)
+
+        return score(self.engine.module, forward, batch, self._execution)
+
+    def choose_among(self, vocabulary: int) -> None:
+        """Let `choices` take the first `vocabulary` tokens alone, which other models have, too."""
+        head = self.engine.module.head
+        head.vocabulary = min(vocabulary, head.vocabulary or vocabulary)
 
     def entropies(self, batch: TrainBatch) -> Tensor:
         """`(B, T)` entropies (nats) at the response tokens, 0 elsewhere; no gradient."""
@@ -108,7 +114,7 @@ class Policy:
         weight_KBT = token_weights(objective, batch, sum_over_ranks)
         entropy: Entropy = "gradient" if needs_entropy_gradient(objective.terms) else "value"
         untempered = self._temperature != 1.0 and needs_untempered(objective.terms)
-        metrics = UpdateMetrics(objective.terms)
+        metrics = UpdateMetrics(objective.terms, objective.teachers)
         for on_cpu, weight_on_cpu in micro_batches(batch, weight_KBT, self._execution):
             micro, micro_weight_KBT = on_cpu.map(to_device), to_device(weight_on_cpu)
             num_choices = micro.logq_BTC.shape[-1]
@@ -196,7 +202,7 @@ class Policy:
         entropy: Entropy,
         untempered: bool = False,
         choice_BTC: Tensor | None = None,
-        top_k: int = 0,
+        top_k: int | None = None,
     ) -> Tensor:
         found: Tensor = self.engine(*model_inputs(micro, self._execution), entropy, untempered, choice_BTC, top_k)
         return found
@@ -212,6 +218,11 @@ def check_fits(model: PreTrainedModel, longest: int, what: str) -> None:
         )
 
 
+def candidates(micro: TrainBatch) -> Tensor | None:
+    """`(B, T, C)` the tokens that a micro-batch carries as choices, on the device; None without any."""
+    return to_device(micro.choice_BTC) if micro.choice_BTC.shape[-1] else None
+
+
 class UnadaptedPolicy:
     """The policy in training without its adapter: the policy that the stage starts from, without a copy of it."""
 
@@ -223,9 +234,9 @@ class UnadaptedPolicy:
         with self._adapter.disabled():
             return self._policy.logprobs(batch)
 
-    def choices(self, batch: TrainBatch, top_k: int) -> Tensor:
+    def choices(self, batch: TrainBatch, top_k: int, entropy: Entropy = "none") -> Tensor:
         with self._adapter.disabled():
-            return self._policy.choices(batch, top_k)
+            return self._policy.choices(batch, top_k, entropy)
 
 
 class FrozenPolicy:
@@ -233,7 +244,8 @@ class FrozenPolicy:
 
     Takes over `causal_lm`: moves it to the device and freezes it. It stays sharded where `load_to_train` has sharded
     it; every call is then a collective one. `temperature` is that of the trained policy, and `vocabulary` the number of
-    its tokens, if another model's choices among them are wanted.
+    its tokens, if another model's choices among them are wanted. One that `takes_turns` has its weights on a GPU within
+    `on_device` alone, in pinned CPU memory otherwise; a sharded one stays.
     """
 
     def __init__(
@@ -242,6 +254,7 @@ class FrozenPolicy:
         execution: ExecutionConfig,
         temperature: float,
         vocabulary: int | None = None,
+        takes_turns: bool = False,
     ) -> None:
         causal_lm.eval()
         causal_lm.requires_grad_(False)
@@ -253,21 +266,42 @@ class FrozenPolicy:
         # Tries the decoder, whose weights the engine may have to gather.
         self._execution = compile_layers(causal_lm, set_attention(causal_lm, execution))
         model.head.is_compiled = bool(self._execution.compile)
+        self._kept: dict[Tensor, Tensor] = {}
+        """The weights in CPU memory of a model that takes turns."""
+        if takes_turns and device().type == "cuda" and not is_sharded(causal_lm):
+            self._kept = {weight: weight.data.cpu().pin_memory() for weight in (*model.parameters(), *model.buffers())}
+            self._leave()
 
     @property
     def causal_lm(self) -> PreTrainedModel:
         """The model with the parameter names of its folder."""
         return self._model.causal_lm
 
+    @contextmanager
+    def on_device(self) -> Iterator[None]:
+        """The weights are on the device for the length of the context. They never change, so leaving copies nothing."""
+        for weight, kept in self._kept.items():
+            weight.data = kept.to(device(), non_blocking=True)
+        try:
+            yield
+        finally:
+            self._leave()
+
+    def _leave(self) -> None:
+        for weight, kept in self._kept.items():
+            weight.data = kept
+
     def logprobs(self, batch: TrainBatch) -> Tensor:
         return score(self._model, lambda micro: self._forward(micro)[0], batch, self._execution)
 
-    def choices(self, batch: TrainBatch, top_k: int) -> Tensor:
-        """`(S, B, T)` what `LogProbHead.most_probable` returns of the response tokens, 0 elsewhere."""
-        return score(self._model, lambda micro: self._forward(micro, top_k), batch, self._execution)
+    def choices(self, batch: TrainBatch, top_k: int, entropy: Entropy = "none") -> Tensor:
+        """As `Policy.choices`."""
+        return score(self._model, lambda micro: self._forward(micro, entropy, top_k), batch, self._execution)
 
-    def _forward(self, micro: TrainBatch, top_k: int = 0) -> Tensor:
-        found: Tensor = self._run(*model_inputs(micro, self._execution), entropy="none", top_k=top_k)
+    def _forward(self, micro: TrainBatch, entropy: Entropy = "none", top_k: int | None = None) -> Tensor:
+        choice_BTC = None if top_k is None else candidates(micro)
+        inputs = model_inputs(micro, self._execution)
+        found: Tensor = self._run(*inputs, entropy=entropy, choice_BTC=choice_BTC, top_k=top_k)
         return found
 
 
@@ -287,8 +321,8 @@ class MovingReference:
     def logprobs(self, batch: TrainBatch) -> Tensor:
         return self._reference.logprobs(batch)
 
-    def choices(self, batch: TrainBatch, top_k: int) -> Tensor:
-        return self._reference.choices(batch, top_k)
+    def choices(self, batch: TrainBatch, top_k: int, entropy: Entropy = "none") -> Tensor:
+        return self._reference.choices(batch, top_k, entropy)
 
     def follow(self, step: int) -> None:
         """Refresh the reference if RL step `step`, whose updates are done, is one after which it is due.
@@ -316,57 +350,4 @@ class MovingReference:
 
 
 ReferencePolicy = UnadaptedPolicy | FrozenPolicy | MovingReference
-"""The policy that KL terms compare with; `logprobs` are `(B, T)`, 0 at tokens that are no response."""
-
-
-class ServedScores:
-    """The scores that the rows carry, computed by a model on other machines."""
-
-    def teach(self, batch: TrainBatch, rows: Sequence[Trajectory]) -> TrainBatch:
-        logp_BT = torch.zeros(batch.input_ids_BT.shape)
-        # The mask selects the learnable tokens row by row, as the scores are.
-        logp_BT[batch.response_mask_BT] = torch.tensor([logp for row in rows for logp in row.teacher_logprobs])
-        return replace(batch, logp_teacher_BT=logp_BT)
-
-    def forward_flops(self, rows: Sequence[Trajectory]) -> float:
-        """0: other machines do the work."""
-        return 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class DistillationTeacher:
-    """A model that scores rollouts, each under the prompt that the teacher is shown."""
-
-    model: ReferencePolicy | Policy
-    flops: ModelFlops | None
-    """None: operations are not counted for this kind of model."""
-    pad_id: int
-    top_k: int = 0
-    """Tokens of the vocabulary that divergences compare, the most probable ones; 0: there are no divergences."""
-
-    def teach(self, batch: TrainBatch, rows: Sequence[Trajectory]) -> TrainBatch:
-        """The batch with the teacher's log-probabilities of its tokens and, for divergences, its choices."""
-        shown = batch
-        if any(row.teacher_prompt_ids for row in rows):
-            shown = collate([_shown(row) for row in rows], torch.zeros(len(rows)), self.pad_id)
-        found_SBT = self.model.choices(shown, self.top_k) if self.top_k else self.model.logprobs(shown).unsqueeze(0)
-        scores_SBT = torch.zeros(len(found_SBT), *batch.input_ids_BT.shape)
-        # The prompts differ in length, the responses do not: their tokens follow one another in the same order.
-        scores_SBT[:, batch.response_mask_BT] = found_SBT[:, shown.response_mask_BT]
-        num_choices = (len(scores_SBT) - 1) // 2
-        logq_BTC, choice_BTC = scores_SBT[1:].permute(1, 2, 0).tensor_split([len(scores_SBT) - 1 - num_choices], -1)
-        return replace(batch, logp_teacher_BT=scores_SBT[0], choice_BTC=choice_BTC.int(), logq_BTC=logq_BTC)
-
-    def forward_flops(self, rows: Sequence[Trajectory]) -> float:
-        """Operations of scoring the rows; 0 where they are not counted."""
-        if self.flops is None:
-            return 0.0
-        return self.flops.forward([_shown(row).num_tokens for row in rows], sum(row.num_learnable for row in rows))
-
-
-TokenScorer = DistillationTeacher | ServedScores
-"""The teacher that terms compare with; the `rows` that it scores are those of the batch, in order."""
-
-
-def _shown(row: Trajectory) -> Trajectory:
-    return replace(row, prompt_ids=row.teacher_prompt_ids) if row.teacher_prompt_ids else row
+"""A policy that terms compare with; `logprobs` are `(B, T)`, 0 at tokens that are no response."""

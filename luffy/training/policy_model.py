@@ -70,21 +70,22 @@ class PolicyModel(nn.Module):
         entropy: Entropy,
         untempered: bool = False,
         choice_BTC: Tensor | None = None,
-        top_k: int = 0,
+        top_k: int | None = None,
     ) -> Tensor:
         """`(S, B, T)` log-probabilities and entropies at response tokens, 0 elsewhere; see `LogProbHead.forward`.
 
-        With `top_k`, instead what `LogProbHead.most_probable` returns. Padding is on the right. In packed rows
-        positions restart with every sequence, and `attention` says where; see `luffy.training.attention`.
+        With `top_k`, instead what `LogProbHead.most_probable` returns, `choice_BTC` being the candidates. Padding is on
+        the right. In packed rows positions restart with every sequence, and `attention` says where; see
+        `luffy.training.attention`.
         """
 
         def head(hidden_NH: Tensor, target_N: Tensor, place_N: Tensor) -> tuple[Tensor, ...]:
-            if top_k:
-                return self.head.most_probable(hidden_NH, target_N, top_k)
             choice_NC = None
             if choice_BTC is not None:
                 choice_CBT = F.pad(choice_BTC[:, 1:], (0, 0, 0, 1)).permute(2, 0, 1)
                 choice_NC = choice_CBT.flatten(1).index_select(1, place_N).T.long()
+            if top_k is not None:
+                return self.head.most_probable(hidden_NH, target_N, top_k, entropy != "none", choice_NC)
             return self.head(hidden_NH, target_N, entropy, untempered, choice_NC)
 
         return response_scores(self.decoder, head, input_ids_BT, position_ids_BT, response_mask_BT, attention)

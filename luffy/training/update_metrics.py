@@ -28,7 +28,7 @@ from torch import Tensor
 from luffy.config.terms import CustomLoss, DivergenceLoss, TermConfig
 from luffy.model_shape import ModelArchitecture, from_model_config
 from luffy.objectives.losses import TokenBatch, at_temperature, log_sampler_over_teacher
-from luffy.objectives.objective import LossOutput, limited, logp_gradients, passes, select
+from luffy.objectives.objective import LossOutput, logp_gradients, passes, select
 from luffy.training.ranks import device, sum_over_ranks
 from luffy.types import TrainBatch
 
@@ -69,8 +69,8 @@ class UpdateMetrics:
     the device until `summary`: a GPU is not waited for between micro-batches.
     """
 
-    def __init__(self, terms: Sequence[TermConfig]) -> None:
-        self._terms = terms
+    def __init__(self, terms: Sequence[TermConfig], teachers: Sequence[str] = ()) -> None:
+        self._terms, self._teachers = terms, teachers
         names = list(_MEANS)
         for term in terms:
             names += [f"actor/{term.name}_entropy"]
@@ -106,10 +106,11 @@ class UpdateMetrics:
         size_BT = gradient_KBT.sum(dim=0).abs().double()
         pair = torch.stack([torch.where(micro.is_off_policy_BT, size_BT, 0.0).sum(), size_BT.sum()])
         self._means["actor/off_policy_gradient_share"] += pair
-        for term, weight_BT, gradient_BT in zip(self._terms, weight_KBT, gradient_KBT, strict=True):
+        by_term = zip(self._terms, weight_KBT, gradient_KBT, output.limited_KBT, strict=True)
+        for term, weight_BT, gradient_BT, limited_BT in by_term:
             selected_BT = weight_BT != 0
             if term.gate is not None:
-                shut_BT, own_BT = ~passes(micro, term.gate), select(micro, term.select)
+                shut_BT, own_BT = ~passes(micro, term.gate, self._teachers), select(micro, term.select)
                 self._mean(f"actor/{term.name}_gated_fraction", shut_BT, own_BT)
             self._mean(f"actor/{term.name}_entropy", at_temperature(tokens, term.loss).entropy_BT, selected_BT)
             if isinstance(term.loss, DivergenceLoss):
@@ -119,7 +120,6 @@ class UpdateMetrics:
             if not term.is_policy_gradient:
                 continue
             if _has_limits(term):
-                limited_BT = limited(tokens, term, selected_BT)
                 self._mean(f"actor/{term.name}_clip_fraction", limited_BT, selected_BT)
                 self._mean("actor/clip_fraction", limited_BT, selected_BT)
             # Weight of grad log pi_theta at advantage 1: rho f'(rho) with policy shaping, r with the plain surrogate.

@@ -49,10 +49,10 @@ NUM_PRESETS = 22
 CHOSEN_PRESETS = {
     ("opd_topk", "objective.terms.0.loss.top_k"): 1000,
     ("opd_topk", "objective.terms.0.loss.rest"): "bucket",
-    ("sdpo", "rl.teacher.follows.mixup"): 0.5,
-    ("sdft", "rl.teacher.follows.mixup"): 0.1,
-    ("sdpg", "rl.teacher.weights"): "start",
-    ("rlsd", "rl.teacher.weights"): "start",
+    ("sdpo", "rl.teachers.self.follows.mixup"): 0.5,
+    ("sdft", "rl.teachers.self.follows.mixup"): 0.1,
+    ("sdpg", "rl.teachers.self.weights"): "start",
+    ("rlsd", "rl.teachers.self.weights"): "start",
     ("psft", "sft.steps_per_phase"): 4,
     ("lte", "objective.group.starts.critique.show.truncated"): "",
 }

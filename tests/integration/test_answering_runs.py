@@ -240,11 +240,11 @@ def test_a_real_vllm_server_teaches_as_the_folder_does(workspace, served):
         execute(experiment, "prepare_data", "base", "rl")
         return experiment.plan_node("rl").directory
 
-    where = f"execution.rl_teacher={at}"
-    there = distilled(f"rl.teacher={{kind: served, name: {NAME}}}", where)
-    here = distilled(f"rl.teacher={{kind: model, path: {base}}}")
+    where = f"execution.rl_teachers.teacher={at}"
+    there = distilled(f"rl.teachers={{teacher: {{kind: served, name: {NAME}}}}}", where)
+    here = distilled(f"rl.teachers={{teacher: {{kind: model, path: {base}}}}}")
     with pytest.raises(StageFailed, match=f"serves {NAME}, and not another"):
-        distilled("rl.teacher={kind: served, name: another}", where)
+        distilled("rl.teachers={teacher: {kind: served, name: another}}", where)
     measured = [read_metrics(directory / METRICS_FILE) for directory in (there, here)]
     one, other = ([row["actor/distillation_reverse_kl"] for row in rows] for rows in measured)
     assert one == pytest.approx(other, abs=NEAR) and min(one) > 100 * NEAR

@@ -30,6 +30,8 @@ MECHANISMS = {
     "ppo": "a critic",
     "uft": "prefixes, and a reference that follows the policy",
     "opd_topk": "a teacher's distribution",
+    "mopd": "two teachers",
+    "srpo": "weights by the entropy of a teacher of some rows",
     "sdft": "a teacher that follows the policy",
     "sdpo": "a teacher that is shown another rollout of the group",
 }
@@ -72,9 +74,13 @@ def test_a_teacher_that_does_not_fit_is_refused_before_the_first_step(upstream, 
     rows = model.config.vocab_size
     model.resize_token_embeddings(rows - 1)
     model.save_pretrained(small)
-    for teacher, line in {other: r"rl\.teacher\.path: .*tokenizer", small: rf"{rows - 1} tokens .* {rows};"}.items():
+    for teacher, line in {
+        other: r"rl\.teachers\.teacher\.path: .*tokenizer",
+        small: rf"{rows - 1} tokens .* {rows};",
+    }.items():
         with pytest.raises(DataError, match=line):
-            run_rl(experiment("opd", f"rl.teacher={{kind: model, path: {teacher}}}"), tmp_path / "out", upstream)
+            given = f"rl.teachers={{teacher: {{kind: model, path: {teacher}}}}}"
+            run_rl(experiment("opd", given), tmp_path / "out", upstream)
         assert not [*(tmp_path / "out").glob("journal/*")]
 
 
@@ -122,6 +128,10 @@ def _assert_reports_what_it_does(config: ExperimentConfig, rows: list[dict[str, 
         assert all("critic/loss" in row for row in rows)
     if config.objective.needs_teacher:
         names = [f"actor/{term.name}_reverse_kl" for term in config.objective.terms if term.needs_teacher]
+        assert all("batch/taught_share" in row for row in learned)
+        assert config.rl is not None
+        for name in config.rl.teachers if len(config.rl.teachers) > 1 else ():
+            assert any(0 < row[f"batch/taught_share_{name}"] < 1 for row in learned)
         assert all("perf/teacher_s" in row for row in learned)
         # A group without two right rows has no peer to show.
         assert all(any(row.get(name) for row in learned) for name in names)

@@ -25,7 +25,7 @@ stages:
   - prepare_data
   - base
   - sft
-  - opd: {kind: rl, method: opd, inputs: {model: base}, rl: {teacher: {kind: model, path: TEACHER}}}
+  - opd: {kind: rl, method: opd, inputs: {model: base}, rl: {teachers: {base: {kind: model, path: TEACHER}}}}
   - grpo: {kind: rl, method: on_policy, rl: {steps: 3}}
   - evaluate: {inputs: {model: [opd, grpo]}}
   - report

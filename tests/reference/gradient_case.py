@@ -162,8 +162,9 @@ def trajectories(case: str, num_groups: int = 5, seed: int = 1) -> tuple[list[Tr
     `where_failing`, the same, but only where all rollouts are wrong; `replayed`, it being an earlier rollout;
     `refined`, it being of a second round; `hinted`, all rows of some groups being sampled with a hint; `guided`, the
     last row beginning with a prefix of a trace; `all_guided`, every row beginning with the same; `demonstrations_only`;
-    `peers`, rollouts of which those beside a right one have a prompt for the teacher. Every fifth group has rollouts
-    alone. Every third row has tokens of an environment between its own.
+    `peers`, rollouts of which those beside a right one have a prompt for the teacher; `right_peers`, `wrong_peers`, the
+    same for the right or wrong ones alone; `sourced`, rollouts of which each group has one of two teachers, or none.
+    Every fifth group has rollouts alone. Every third row has tokens of an environment between its own.
     """
     kind = reference_of(case).rows
     writer = RowWriter(seed)
@@ -173,8 +174,16 @@ def trajectories(case: str, num_groups: int = 5, seed: int = 1) -> tuple[list[Tr
         for sample in range(4):
             rows.append(_row(kind, writer, prompt, trace, group, sample))
             groups.append(group)
-    if kind == "peers":
-        rows = [_with_peer(row, rows[4 * group : 4 * group + 4]) for row, group in zip(rows, groups, strict=True)]
+    if kind.endswith("peers"):
+        wanted = {"right_peers": (True,), "wrong_peers": (False,)}.get(kind, (True, False))
+        rows = [
+            _with_peer(row, rows[4 * group : 4 * group + 4]) if row.is_correct in wanted else row
+            for row, group in zip(rows, groups, strict=True)
+        ]
+    if kind == "sourced":  # two teachers and none in turn, by group
+        rows = [
+            dataclasses.replace(row, taught_by=(0, 1, -1)[group % 3]) for row, group in zip(rows, groups, strict=True)
+        ]
     between = RowWriter(seed + 100)
     rows = [with_environment(row, between) if i % 3 == 0 else row for i, row in enumerate(rows)]
     return [with_contexts(row) for row in rows] if case.endswith(CONTEXTS) else rows, groups
@@ -183,7 +192,9 @@ def trajectories(case: str, num_groups: int = 5, seed: int = 1) -> tuple[list[Tr
 def _with_peer(row: Trajectory, group: Sequence[Trajectory]) -> Trajectory:
     """The row, if another one of its group is right, with a prompt for the teacher that holds that one."""
     peers = [other for other in group if other.is_correct and other is not row]
-    return dataclasses.replace(row, teacher_prompt_ids=(*peers[0].response_ids, *row.prompt_ids)) if peers else row
+    if not peers:
+        return row
+    return dataclasses.replace(row, taught_by=0, teacher_prompt_ids=(*peers[0].response_ids, *row.prompt_ids))
 
 
 def with_contexts(row: Trajectory) -> Trajectory:
@@ -353,7 +364,12 @@ def make_batch(case: str, model: PreTrainedModel, group_numbers: Sequence[int] |
     *constants, teacher_all = _constants(first_with_rows_of(case), model)
     old, start, teacher = (_placed(batch, of_kept(logps)) for logps in constants)
     batch = dataclasses.replace(batch, logp_old_BT=old, logp_ref_BT=start, logp_teacher_BT=teacher)
-    return batch if objective is None else with_choices(batch, of_kept(teacher_all), objective.teacher_choices)
+    if objective is None:
+        return batch
+    if objective.needs_teacher_entropy:
+        entropies = [-(logq_TV.exp() * logq_TV).sum(-1) for logq_TV in of_kept(teacher_all)]
+        batch = dataclasses.replace(batch, entropy_teacher_BT=_placed(batch, entropies))
+    return with_choices(batch, of_kept(teacher_all), objective.divergence.top_k if objective.divergence else 0)
 
 
 def with_choices(batch: TrainBatch, teacher_all: Sequence[Tensor], count: int) -> TrainBatch:
@@ -407,7 +423,7 @@ def reference_rows(
             logp_start=start[i],
             logp_teacher=teacher[i],
             teacher_all=zeros[i] if teacher_all is None else teacher_all[i],
-            is_taught=bool(row.teacher_prompt_ids),
+            taught_by=row.taught_by,
             value=values[i],
             group=groups[i],
             reward=row.reward,

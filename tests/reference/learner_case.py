@@ -15,8 +15,9 @@ from luffy.config.training import MovingReferenceConfig, RLConfig, ScheduleConfi
 from luffy.objectives.schedules import schedule_multiplier
 from luffy.training.batching import Shard, shard_groups, shard_rows
 from luffy.training.learner import Learner, Metrics
-from luffy.training.policy import DistillationTeacher, FrozenPolicy, MovingReference, Policy
+from luffy.training.policy import FrozenPolicy, MovingReference, Policy
 from luffy.training.ranks import sum_over_ranks
+from luffy.training.teachers import DistillationTeacher, Teachers
 from luffy.types import Trajectory
 from reference.gradient_case import (
     MAX_RESPONSE_TOKENS,
@@ -82,10 +83,12 @@ def make_learner(preset: str, passes: int = 1, **settings: object) -> Learner:
         return FrozenPolicy(loaded_model(where, seed), where, 1.0)
 
     reference = frozen(1) if config.needs_reference else None
-    taught = DistillationTeacher(frozen(2), None, 0, config.teacher_choices) if config.needs_teacher else None
+    top_k = config.divergence.top_k if config.divergence else None
+    teacher = DistillationTeacher(frozen(2), None, 0, top_k) if config.needs_teacher else None
     rl = RL.model_copy(update={"passes": passes})
     policy = Policy(loaded_model(where), RL.optimizer, where, "float32")
-    return Learner(policy, config, rl, pad_id=0, reference=reference, teacher=taught)
+    teachers = Teachers([teacher], policy, config.divergence) if teacher is not None else None
+    return Learner(policy, config, rl, pad_id=0, reference=reference, teachers=teachers)
 
 
 def two_updates(

@@ -284,7 +284,7 @@ def correction(r: Evaluated) -> Tensor:
 
 def sdpo(rows: Rows) -> Tensor:
     """arXiv 2601.20802: JSD on the rows beside a right one, the mean over tokens, weighted by min(pi_old / mu, 2)."""
-    return mean([correction(r).clamp(max=2.0) * jsd(few(r)) for r in rows if r.row.is_taught])
+    return mean([correction(r).clamp(max=2.0) * jsd(few(r)) for r in rows if r.row.taught_by >= 0])
 
 
 def sdpg(rows: Rows) -> Tensor:
@@ -304,6 +304,47 @@ def rlsd(rows: Rows) -> Tensor:
         ratio = ratio_to_old(r)
         parts.append(-torch.minimum(ratio * advantage, ratio.clamp(0.8, 1.2) * advantage))
     return mean(parts)
+
+
+def rlrt(rows: Rows) -> Tensor:
+    """arXiv 2605.10781: on right rows that have a teacher A_t = A (1/2 + w_t / 2), w_t = (pi_old / q)^sign(A) within
+    [0, 2]; PPO's clip over all response tokens."""
+    parts = []
+    for r in rows:
+        advantage, ratio = r.row.advantage, ratio_to_old(r)
+        if r.row.taught_by >= 0:
+            assert r.row.reward == 1
+            evidence = ((r.row.logp_old - r.row.logp_teacher) * advantage.sign()).exp().clamp(max=2.0)
+            advantage = advantage * (0.5 + 0.5 * evidence)
+        parts.append(-torch.minimum(ratio * advantage, ratio.clamp(0.8, 1.2) * advantage))
+    return mean(parts)
+
+
+def srpo(rows: Rows) -> Tensor:
+    """arXiv 2604.02288: SDPO's loss, weighted by exp(-H(q)) with mean 1, on wrong rows beside a right one; PPO's clip
+    on all others; over the tokens of both."""
+    taught = [r for r in rows if r.row.taught_by >= 0]
+    assert all(r.row.reward == 0 for r in taught)
+    weights = [(r.row.teacher_all.exp() * r.row.teacher_all).sum(-1).exp() for r in taught]
+    scale = _num_tokens(weights) / total(weights)
+    distilled = [w * scale * correction(r).clamp(max=2.0) * jsd(few(r)) for w, r in zip(weights, taught, strict=True)]
+    reinforced = [clipped(r) for r in rows if r.row.taught_by < 0]
+    return (total(distilled) + total(reinforced)) / _num_tokens(distilled + reinforced)
+
+
+def mopd(rows: Rows) -> Tensor:
+    """arXiv 2601.02780: the advantage of a token is sg(log q - log mu) + A, as a bare policy gradient."""
+    bare = [_surrogate(r) for r in rows]
+    distilled = [
+        -(r.row.logp_teacher - logp_sampler(r)) * (r.logp - logp_sampler(r)).exp() for r in rows if r.row.taught_by >= 0
+    ]
+    return (total(bare) + total(distilled)) / _num_tokens(bare)
+
+
+def vold(rows: Rows) -> Tensor:
+    """arXiv 2510.23497: GRPO + beta (1 - r) KL to the teacher, by k2."""
+    kl = [(1 - r.row.reward) * (r.logp - r.row.logp_teacher).square() / 2 for r in rows]
+    return mean(_own(rows, clipped)) + 0.005 * total(kl) / _num_tokens(kl)
 
 
 # ---- with demonstrations, guided or replayed rows ----
@@ -503,6 +544,10 @@ REFERENCES: dict[str, Reference] = {
     "sdpo": Reference("peers", estimators.none, sdpo),
     "sdpg": Reference("rollouts", estimators.standardised, sdpg),
     "rlsd": Reference("rollouts", estimators.standardised, rlsd),
+    "rlrt": Reference("right_peers", estimators.standardised, rlrt),
+    "srpo": Reference("wrong_peers", estimators.standardised, srpo),
+    "mopd": Reference("sourced", estimators.standardised, mopd),
+    "vold": Reference("rollouts", estimators.standardised, vold),
     "opsd": Reference("rollouts", estimators.none, opd),
     "luffy": Reference("demonstrations", estimators.centred, mixed(_luffy_shape)),
     "luffy_no_shaping": Reference("demonstrations", estimators.centred, mixed(_unshaped)),

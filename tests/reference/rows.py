@@ -62,8 +62,8 @@ class ReferenceRow:
     """Under the teacher of a distillation."""
     teacher_all: Tensor = field(default_factory=_empty)
     """`(T, V)` the teacher's log-probabilities of every token of the vocabulary."""
-    is_taught: bool = False
-    """Whether the teacher was shown something for this row."""
+    taught_by: int = -1
+    """Number of its teacher; -1: it has none."""
     value: Tensor = field(default_factory=_empty)
     """The critic's value of the state before each token."""
     group: int = 0

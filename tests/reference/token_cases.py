@@ -123,7 +123,7 @@ def choices(logp_BT: Tensor, logq_BT: Tensor) -> dict[str, Tensor]:
 def evaluate(config: LossConfig, *parts: Tokens) -> Loss:
     """Token losses and the gradient of their sum by `logp`, of the sequences end to end."""
     batch = packed(parts)
-    loss_BT = token_loss(config, batch)
+    loss_BT = token_loss(config, batch).loss_BT
     (gradient_BT,) = torch.autograd.grad(loss_BT.sum(), batch.logp_BT, allow_unused=True)
     return loss_BT.detach().numpy()[0], gradient_BT.numpy()[0]
 
@@ -171,6 +171,8 @@ class Row:
     correct: bool = False
     accuracy: float = 0.0
     """Of its group."""
+    teacher: int = -1
+    """Index of its teacher; -1 for none."""
 
 
 def demonstration(length: int, **settings: float) -> Row:
@@ -198,9 +200,10 @@ def row_batch(rows: Sequence[Row], advantage: float = 1.0) -> TrainBatch:
         logp_behavior_BT=zeros + torch.nan,
         logp_ref_BT=zeros,
         logp_teacher_BT=zeros,
+        entropy_teacher_BT=zeros,
         choice_BTC=torch.zeros((*zeros.shape, 1), dtype=torch.int32),
         logq_BTC=torch.full((*zeros.shape, 2), -0.7),
-        is_taught_BT=torch.zeros_like(response),
+        taught_by_BT=column("teacher").to(torch.int8).repeat(1, width),
         value_old_BT=zeros,
         return_BT=zeros,
         sequence_BT=torch.arange(len(rows)).unsqueeze(-1).repeat(1, width),

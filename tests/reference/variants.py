@@ -276,29 +276,6 @@ def reinforce(rows: Rows) -> Tensor:
     return torch.stack([(-r.row.advantage * ratio_to_old(r)).mean() for r in rows]).mean()
 
 
-# The routing of SRPO (arXiv 2604.02288) without its weights: right rows are reinforced, wrong ones beside them taught.
-ROUTED = """
-group: {size: 4}
-advantage: {kind: group_mean, population: joint, scale_by_std: true}
-terms:
-  - name: right
-    select: on_policy
-    gate: {outcome: correct}
-    loss: {kind: clipped_surrogate}
-    normaliser: {mode: token, population: own}
-  - name: wrong
-    select: on_policy
-    gate: {outcome: wrong, taught: true}
-    loss: {kind: divergence, measure: jsd, beta: 0.5, top_k: 100}
-    normaliser: {mode: token, population: own}
-"""
-
-
-def routed(rows: Rows) -> Tensor:
-    wrong = [jsd(r) for r in rows if r.row.reward == 0 and r.row.is_taught]
-    return mean([clipped(r) for r in rows if r.row.reward == 1]) + mean(wrong)
-
-
 _TRUNCATED = Reference("rollouts", estimators.best_of_two, truncated_importance)
 VARIANTS: dict[str, tuple[str, Reference]] = {
     "chord_mu": (CHORD_MU, Reference("demonstrations", estimators.standardised_rollouts, chord(_MU, torch.ones_like))),
@@ -312,7 +289,6 @@ VARIANTS: dict[str, tuple[str, Reference]] = {
         Reference("demonstrations", estimators.centred_rollouts, other_temperatures),
     ),
     "few_choices": (FEW_CHOICES, Reference("rollouts", estimators.none, few_choices)),
-    "routed": (ROUTED, Reference("peers", estimators.standardised, routed)),
     "clipped_prefix": (CLIPPED_PREFIX, Reference("guided", estimators.centred, prefix_rft(dual_clip, fifths=4))),
 }
 """`rl` objectives in YAML, and what they are held against."""

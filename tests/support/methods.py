@@ -34,7 +34,7 @@ _SMALL = {
     "relift": ("objective.interleaved_sft.buffer_size=2",),
     "exgrpo": ("objective.replay.start_accuracy=0.05",),
     # English words take many of the tokens that this base's tokenizer has, and it has few positions.
-    **dict.fromkeys(SELF_TAUGHT, ('rl.teacher.prompt="{trace} {problem}"',)),
+    **dict.fromkeys(SELF_TAUGHT, ('rl.teachers.self.prompt="{trace} {problem}"',)),
     "ppo": ("rl.critic.optimizer.lr=1e-3",),
     "critique_grpo": (*_RETRIES, *(f'{_SHOW}.{text}="{{reference}}"' for text in ("right", "wrong"))),
     # Also where some rollouts are right, so that a retry is, too.
@@ -72,16 +72,17 @@ def run_rl(config: ExperimentConfig, out: Path, upstream: Mapping[str, Path]) ->
 
 
 def make_easy(folder: Path) -> None:
-    """Data, also with several traces a prompt, a base policy, and a teacher that differs from it a little."""
+    """Data, also with several traces a prompt, a base policy, and two teachers that differ from it a little."""
     upstream_of(experiment("luffy"), folder)
     run_stage(
         experiment("luffy", "data.train.styles=[labelled,equations,checked]"), "prepare_data", folder / "several", {}
     )
-    shutil.copytree(folder / "model/model", folder / "teacher")
-    generator = torch.Generator().manual_seed(1)
-    weights = load_file(folder / "teacher/model.safetensors")
-    noisy = {name: w + 0.02 * torch.randn(w.shape, generator=generator) for name, w in weights.items()}
-    save_file(noisy, folder / "teacher/model.safetensors", metadata={"format": "pt"})
+    for seed, teacher in ((1, "teacher"), (2, "teacher-2")):
+        shutil.copytree(folder / "model/model", folder / teacher)
+        generator = torch.Generator().manual_seed(seed)
+        weights = load_file(folder / teacher / "model.safetensors")
+        noisy = {name: w + 0.02 * torch.randn(w.shape, generator=generator) for name, w in weights.items()}
+        save_file(noisy, folder / teacher / "model.safetensors", metadata={"format": "pt"})
 
 
 Made = Callable[[str, Callable[[Path], object]], Path]

@@ -142,8 +142,9 @@ def explain_stage(settings: StageSettings) -> str | None:
     if rl.stop:
         lines.append(f"              a rollout ends with the stop token or with {' or '.join(map(repr, rl.stop))}")
     lines.append(explain_objective(settings.objective, rl.max_response_tokens))
-    if rl.teacher is not None:
-        lines += ["", f"Teacher       q: {rl.teacher.formula()}"]
+    for name, teacher in rl.teachers.items():
+        rows = "" if teacher.rows is None and len(rl.teachers) == 1 else f" on {teacher.rows_in_words}"
+        lines += ["", f"Teacher       q{rows}: {teacher.formula()} (rl.teachers.{name})"]
     if critic is not None:
         lines += ["", "Critic        (V - return)^2 / 2; the mean over all response tokens"]
         if critic.value_clip is not None:

@@ -83,7 +83,9 @@ def test_every_term_of_a_method_is_explained(method):
     for stage, text in explained.items():
         for term in objectives[stage].terms:
             assert re.search(rf"^{term.name} +\S", text, re.MULTILINE)
-            assert stage == "sft" or not term.needs_teacher or "\nTeacher       q: " in text
+            assert stage == "sft" or not term.needs_teacher or "\nTeacher       q" in text
+    for name, teacher in config.rl.teachers.items() if config.rl else ():
+        assert f"{teacher.formula()} (rl.teachers.{name})" in explained["rl"]
 
 
 def test_a_stage_explains_its_own_configuration_as_its_experiment_does(tmp_path):

@@ -19,7 +19,7 @@ DISTILLED = """\
 stages:
   - prepare_data
   - base
-  - opd: {kind: rl, method: opd, rl: {steps: 3, teacher: {kind: model, path: org/8B}}}
+  - opd: {kind: rl, method: opd, rl: {steps: 3, teachers: {qwen: {kind: model, path: org/8B}}}}
   - grpo: {kind: rl, method: on_policy}
   - evaluate
   - report
@@ -113,8 +113,8 @@ def test_a_stage_sees_the_experiment_with_its_own_method_and_sections(chain):
     nodes = chain(DISTILLED)
     opd, grpo = nodes["opd"], nodes["grpo"]
     assert (opd.settings.rl.steps, grpo.settings.rl.steps) == (3, 6)
-    assert (opd.settings.rl.prompts_per_step, opd.settings.rl.teacher.path) == (4, "org/8B")
-    assert (opd.config.method, grpo.config.method, grpo.settings.rl.teacher) == ("opd", "on_policy", None)
+    assert (opd.settings.rl.prompts_per_step, opd.settings.rl.teachers["qwen"].path) == (4, "org/8B")
+    assert (opd.config.method, grpo.config.method, grpo.settings.rl.teachers) == ("opd", "on_policy", {})
     assert {term.loss.kind for term in grpo.settings.objective.terms} == {"clipped_surrogate", "entropy"}
     assert opd.settings.objective.needs_teacher and not grpo.settings.objective.needs_teacher
     longer = chain(LONGER)
@@ -132,7 +132,7 @@ def test_a_stage_sees_the_experiment_with_its_own_method_and_sections(chain):
         (["rl.steps=5"], [5, 5]),  # the command line beats a file, also what that says of one stage
         (["stages.opd.rl.steps=4"], [4, 6]),
         (["rl.steps=5", "stages.grpo.rl.steps=2"], [5, 2]),
-        (["stages.opd.method=on_policy", "stages.opd.rl.teacher=null"], [3, 6]),
+        (["stages.opd.method=on_policy", "stages.opd.rl.teachers.qwen=null"], [3, 6]),
         (
             ["stages=[prepare_data, base, {opd: {kind: rl, method: on_policy}}, {grpo: {kind: rl, method: dr_grpo}}]"],
             [6, 6],

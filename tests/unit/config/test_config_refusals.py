@@ -34,8 +34,18 @@ CALCULATOR = "environment={kind: tools, tools: [calculator]}"
 UFT, OPD, GKD, SDPO, SDFT, OPSD = (
     ("chain=rl", f"method={name}") for name in ("uft", "opd", "gkd", "sdpo", "sdft", "opsd")
 )
-OF_MODEL = "rl.teacher={kind: model, path: some/model}"
-OF_SERVER = ("rl.teacher={kind: served, name: org/big}", "execution.rl_teacher.urls=[http://127.0.0.1:9]")
+TWO_TEACHERS = "rl.teachers={a: {kind: model, path: some/model}, b: {kind: model, path: other/model}}"
+ROWS, WEIGH = "rl.teachers.teacher.rows", "objective.terms.distillation.weigh"
+SDPO_GATE = "objective.terms.distillation.gate.taught"
+OVER_POLICY = (
+    "{select: on_policy, loss: {kind: divergence, measure: jsd, top_k: 64, over: policy}, "
+    "normaliser: {mode: token, population: own}}"
+)
+OF_MODEL = "rl.teachers={teacher: {kind: model, path: some/model}}"
+OF_SERVER = (
+    "rl.teachers={teacher: {kind: served, name: org/big}}",
+    "execution.rl_teachers.teacher.urls=[http://127.0.0.1:9]",
+)
 OF_GROUPS = "environment.scoring.group_measures={shortest: 'luffy.environments.relative:shortest_correct'}"
 BRANCHING = "environment.limits.history=branching"
 AS_ONE = "needs an episode as one sequence"
@@ -98,22 +108,35 @@ REFUSED = {
         ("rl.reference: refresh_every: 1", *UFT, "rl.reference={refresh_every: 1}"),
         ("rl.reference.mixup .. found 0", *UFT, "rl.reference={refresh_every: 2, mixup: 0}"),
     ]),
-    "rl.teacher": (SMOKE, [
-        ("execution.rl_teacher.urls: missing .. org/big", *OPD, OF_SERVER[0]),
+    "rl.teachers": (SMOKE, [
+        ("execution.rl_teachers.teacher.urls: missing .. org/big", *OPD, OF_SERVER[0]),
         ("temperature 1 .. rl.temperature 0.7", *OPD, *OF_SERVER, "rl.temperature=0.7"),
-        ("rl.teacher: missing", *OPD),
-        ("rl.teacher.kind: served .. loss.kind: divergence", *GKD, *OF_SERVER),
-        ("gate.taught .. shows: peer", *SDPO, "rl.teacher.shows=trace"),
+        ("rl.teachers: missing", *OPD),
+        ("rl.teacher .. rl.teachers={teacher: ", *OPD, "rl.teacher={kind: model, path: some/model}"),
+        ("rl_teacher .. execution.rl_teachers.NAME.urls", *OPD, OF_MODEL, "execution.rl_teacher={urls: [http://127.0.0.1:9]}"),
+        ("rl.teachers.teacher.kind: served .. loss.kind: divergence", *GKD, *OF_SERVER),
+        ("taught: false never holds", *SDPO, "rl.teachers.self.shows=trace", f"{SDPO_GATE}=false"),
         ("shows: peer .. objective.group.size", *SDPO, "objective.group.size=1"),
-        ("follows.refresh_every 3 .. 3 RL steps", *SDFT, "rl.steps=3", "rl.teacher.follows={refresh_every: 3}"),
-        ("rl.teacher.follows .. model.lora", *SDFT, LORA),
-        ("rl.teacher.follows .. mixup: 1", *SDFT, "rl.teacher.follows.mixup=1"),
-        ("follows has no effect .. weights: current", *SDFT, "rl.teacher.weights=current"),
-        ("rl.teacher has no effect", "chain=rl", "method=on_policy", OF_MODEL),
-        ("rl.teacher .. {trace} is missing", *OPSD, 'rl.teacher.prompt="{problem}"'),
-        ("rl.teacher.kind: self .. data.rl: complement", *OPSD, "data.rl=complement"),
+        ("follows.refresh_every 3 .. 3 RL steps", *SDFT, "rl.steps=3", "rl.teachers.self.follows={refresh_every: 3}"),
+        ("rl.teachers.self.follows .. model.lora", *SDFT, LORA),
+        ("rl.teachers.self.follows .. mixup: 1", *SDFT, "rl.teachers.self.follows.mixup=1"),
+        ("follows has no effect .. weights: current", *SDFT, "rl.teachers.self.weights=current"),
+        ("rl.teachers has no effect", "chain=rl", "method=on_policy", OF_MODEL),
+        ("rl.teachers.self .. {trace} is missing", *OPSD, 'rl.teachers.self.prompt="{problem}"'),
+        ("rl.teachers.self.kind: self .. data.rl: complement", *OPSD, "data.rl=complement"),
         ("advantage.kind: none .. 'on_policy'", "chain=rl", "method=on_policy", "objective.advantage={kind: none}"),
         ("advantage.kind: raw has no effect", *OPD, OF_MODEL, "objective.advantage={kind: raw}"),
+        ("teachers.a takes all rows .. move it last", *OPD, TWO_TEACHERS),
+        ("teachers.a.rows .. rows: rest", *OPD, "rl.teachers={a: {kind: model, path: some/model, rows: {}}}"),
+        ("execution.rl_teachers: b .. none", *OPD, OF_MODEL, "execution.rl_teachers={b: {urls: [http://127.0.0.1:9]}}"),
+        ("gate.taught: rl.teachers has no slf; did you mean 'self'?", *SDPO, f"{SDPO_GATE}=slf"),
+        ("compares rows with their teacher .. taught: true", *SDPO, f"{SDPO_GATE}=null"),
+        ("compares rows with their teacher .. taught: true", *SDPO, f"{SDPO_GATE}=false"),
+        ("compares rows with their teacher .. taught: true", *OPD, OF_MODEL, f"{ROWS}={{outcome: wrong}}"),
+        ("gate.taught has no effect without rl.teachers", *RL, "objective.terms.on_policy.gate={taught: true}"),
+        ("rows.pass_rate_at_least .. section difficulty", *OPD, OF_MODEL, f"{ROWS}={{pass_rate_at_least: 0.5}}"),
+        ("different over (policy, teacher)", *GKD, OF_MODEL, f"objective.terms.other={OVER_POLICY}"),
+        ("scores sampled tokens alone .. teacher_entropy", *OPD, *OF_SERVER, f"{WEIGH}={{teacher_entropy: 1}}"),
     ]),
     "engines and servers": (SMOKE, [
         ("rl.engine: openai is gone .. cluster: ray", *RL, "rl.engine=openai", SERVER),

@@ -64,6 +64,8 @@ def test_every_method_loads_over_smoke_with_groups_of_eight_and_names_its_paper_
     comment = re.split(r"\n(?:extends|objective|chain):", (CONFIGS / "methods" / f"{name}.yaml").read_text())[0]
     assert "arXiv" in comment or "LUFFY paper" in comment
     assert "# Normaliser:" in comment or "Normaliser, " in comment or "normaliser" in comment
+    if name in ("mopd", "rlrt", "srpo", "vold"):
+        assert all(f"\n# {part}:" in comment for part in ("Read", "Unknown", "Departures"))
     methods = (CONFIGS / "README.md").read_text().partition("### Weight of a token")[0]
     assert f"\n| `{name}` | " in methods
 

@@ -58,7 +58,7 @@ def test_nll_weights_by_hand(weight: TokenWeight, expected: list[float]) -> None
 @pytest.mark.parametrize("weight", WEIGHTS)
 def test_nll_weights_have_no_gradient_through_the_entropy(weight: TokenWeight) -> None:
     batch = packed([tokens([LOG(0.5), LOG(0.1)], entropy=[0.5, 1.5])])
-    loss_BT = token_loss(NegativeLogLikelihoodLoss(kind="nll", token_weight=weight), batch)
+    loss_BT = token_loss(NegativeLogLikelihoodLoss(kind="nll", token_weight=weight), batch).loss_BT
     (gradient_BT,) = torch.autograd.grad(loss_BT.sum(), batch.entropy_BT, allow_unused=True)
     assert gradient_BT is None or not gradient_BT.any()
 
@@ -66,7 +66,7 @@ def test_nll_weights_have_no_gradient_through_the_entropy(weight: TokenWeight) -
 @given(sequences())
 def test_entropy(case: Tokens) -> None:
     batch = packed([case])
-    loss_BT = token_loss(EntropyLoss(kind="entropy"), batch)
+    loss_BT = token_loss(EntropyLoss(kind="entropy"), batch).loss_BT
     (gradient_BT,) = torch.autograd.grad(loss_BT.sum(), batch.entropy_BT)
     assert_same((loss_BT.detach().numpy()[0], gradient_BT.numpy()[0]), (-case.entropy_T, -np.ones(len(case))))
 
@@ -81,8 +81,9 @@ def test_a_loss_at_temperature_one_sees_nothing_of_the_sampled_distribution(temp
     nll = NegativeLogLikelihoodLoss(kind="nll", token_weight="exp_entropy", temperature=temperature)
     loss, gradient = evaluate(nll, seen)
     (found_BT,) = logp_gradients((term(nll, "response"),), batch, torch.ones(1, 1, 2))
-    assert_same((token_loss(nll, batch).detach().numpy()[0], found_BT.numpy()[0]), (loss, gradient))
-    assert token_loss(EntropyLoss(kind="entropy", temperature=temperature), batch)[0].tolist() == [*-seen.entropy_T]
+    assert_same((token_loss(nll, batch).loss_BT.detach().numpy()[0], found_BT.numpy()[0]), (loss, gradient))
+    entropy_BT = token_loss(EntropyLoss(kind="entropy", temperature=temperature), batch).loss_BT
+    assert entropy_BT[0].tolist() == [*-seen.entropy_T]
 
 
 @pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])
@@ -117,7 +118,7 @@ def _divergence(measure: str, logp_V: torch.Tensor, logq_V: torch.Tensor, top_k:
     settings = {"beta": 0.3} if measure == "jsd" else {}
     config = DivergenceLoss(kind="divergence", measure=measure, top_k=top_k, rest=rest, **settings)
     batch = replace(packed([tokens([-1.0])]), logp_BTC=coarse(logp_V), logq_BTC=coarse(logq_V))
-    return token_loss(config, batch).item()
+    return token_loss(config, batch).loss_BT.item()
 
 
 def _over_vocabulary(measure: str, logp_V: torch.Tensor, logq_V: torch.Tensor) -> float:
@@ -162,7 +163,7 @@ def _expected_gradient(config: LossConfig, logits_V: torch.Tensor, logq_V: torch
     logits_V = logits_V.clone().requires_grad_()
     logp_V = logits_V.log_softmax(-1)
     batch = packed([tokens(logp_V.tolist(), ref=logq_V.tolist())])
-    loss_BT = token_loss(config, batch)
+    loss_BT = token_loss(config, batch).loss_BT
     (by_logp_BT,) = torch.autograd.grad(loss_BT.sum(), batch.logp_BT)
     (gradient_V,) = torch.autograd.grad((logp_V.exp().detach() * by_logp_BT[0] * logp_V).sum(), logits_V)
     return gradient_V

@@ -109,7 +109,7 @@ def test_the_losses_of_the_documentation(monkeypatch) -> None:
         "sequence_BT": torch.tensor([[0, 0], [1, 1]]),
         "selected_BT": ones_BT.bool(),
     }
-    (gradient_BT,) = torch.autograd.grad(token_loss(term.loss, TokenBatch(**tokens)).sum(), logp_BT)
+    (gradient_BT,) = torch.autograd.grad(token_loss(term.loss, TokenBatch(**tokens)).loss_BT.sum(), logp_BT)
     ratio = math.exp(-1.5)
     torch.testing.assert_close(gradient_BT, torch.tensor([[-1.0, -1.0], [ratio, ratio]]))
 
@@ -151,7 +151,7 @@ def test_what_a_loss_reads_is_computed(reads: str, found: str) -> None:
         "chain=rl",
         "method=on_policy",
         f"objective.terms.mine={{select: on_policy, loss: {loss}, normaliser: {{mode: token, population: own}}}}",
-        *(["rl.teacher={kind: model, path: /models/teacher}"] if reads == "teacher" else []),
+        *(["rl.teachers={teacher: {kind: model, path: /models/teacher}}"] if reads == "teacher" else []),
     ]
     objective = load_experiment(SMOKE, overrides).objective
     assert objective is not None and getattr(objective, found)

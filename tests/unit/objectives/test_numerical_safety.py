@@ -12,10 +12,12 @@ from reference.token_cases import Row, alone, demonstration, objective_of, row_b
 from torch import Tensor
 
 from luffy.config.group import AdvantageConfig, CustomAdvantage, GeneralizedAdvantage
-from luffy.config.terms import CustomLoss, ImportanceCorrection, LossConfig, PolicyGradientLoss
+from luffy.config.terms import CustomLoss, ImportanceCorrection, LogShaping, LossConfig, ShapedSurrogateLoss
 from luffy.objectives.advantages import RowRewards, generalized_advantages, group_advantages, whiten
 from luffy.objectives.losses import TokenBatch, token_loss
-from luffy.objectives.objective import limited, objective_loss, token_weights
+from luffy.objectives.objective import objective_loss, token_weights
+from luffy.training.ranks import init_process_group
+from luffy.training.update_metrics import UpdateMetrics
 
 NAN = float("nan")
 
@@ -83,7 +85,7 @@ def _assert_finite(value: Tensor, *inputs: Tensor) -> None:
 def test_extreme_probabilities(loss: LossConfig) -> None:
     for one_sequence in (False, True):
         tokens = _extreme_tokens(one_sequence)
-        _assert_finite(token_loss(loss, tokens), tokens.logp_BT, tokens.entropy_BT)
+        _assert_finite(token_loss(loss, tokens).loss_BT, tokens.logp_BT, tokens.entropy_BT)
 
 
 def _selectors(loss: LossConfig) -> list[str]:
@@ -99,15 +101,22 @@ def _selectors(loss: LossConfig) -> list[str]:
     return found
 
 
-SURROGATES = [loss for loss in LOSSES if isinstance(loss, PolicyGradientLoss)]
+CLAMPED = [
+    ShapedSurrogateLoss(kind="shaped_surrogate", shaping=LogShaping(kind="log"), **{clamp: -2.0})
+    for clamp in ("min_weight", "max_weight")
+]
 
 
-@pytest.mark.parametrize("loss", SURROGATES, ids=lambda loss: loss.model_dump_json())
-def test_every_surrogate_says_which_extremes_it_clips(loss: PolicyGradientLoss) -> None:
-    tokens = _extreme_tokens(one_sequence=False)
-    limited_BT = limited(tokens, term(loss, _selectors(loss)[0]), tokens.selected_BT)
-    unbounded = {"surrogate", "multiple_importance", "shaped_surrogate"}  # the last unless clamps are set
-    assert limited_BT.any() == (loss.kind not in unbounded)
+@pytest.mark.parametrize("loss", [*LOSSES, *CLAMPED], ids=lambda loss: loss.model_dump_json())
+def test_a_loss_with_bounds_reports_the_extremes_that_it_clips(loss: LossConfig) -> None:
+    init_process_group()
+    tokens, config = _extreme_tokens(one_sequence=False), term(loss, _selectors(loss)[0])
+    weight_KBT, metrics = torch.ones(1, *tokens.logp_BT.shape, dtype=torch.float64), UpdateMetrics((config,))
+    output = objective_loss((config,), tokens, weight_KBT)
+    metrics.add(row_batch([Row(tokens.logp_BT.shape[1] - 1)]), tokens, weight_KBT, output)
+    clipped = metrics.summary().get("actor/tested_clip_fraction", 0.0)
+    has_bounds = any(name.startswith(("clip_", "max_", "min_")) for name in loss.model_dump(exclude_none=True))
+    assert 0 < clipped < 1 if has_bounds else clipped == 0
 
 
 @pytest.mark.parametrize("level", ["token", "sequence"])
@@ -130,7 +139,7 @@ def test_trace_that_the_model_finds_impossible(loss: LossConfig) -> None:
     logp_BTV = logits_BTV.log_softmax(-1)
     batch = row_batch([demonstration(3)])
     tokens = tokens_of(batch, logp_BTV[..., 0], -(logp_BTV.exp() * logp_BTV).sum(-1))
-    _assert_finite(token_loss(loss, tokens), logits_BTV)
+    _assert_finite(token_loss(loss, tokens).loss_BT, logits_BTV)
 
 
 ROWS = (

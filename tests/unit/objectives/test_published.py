@@ -34,9 +34,9 @@ ORDINARY: dict[str, Value] = {
     **{"size": 8, "choose": "in_turn", "shared": False, "rows": 1, "max_rounds": 10},
     **{"keep": "all", "learn": "bare", "after": 0.0, "memory": 0.5},
     **{"hint.template": "{prompt}\n\nHint: {hint}", "prompt": SelfTeacher.model_fields["prompt"].default},
-    **{"zero_truncated": False, "shows": "trace"},
+    **{"zero_truncated": False, "shows": "trace", "reverse": False},
     **{"select": "on_policy", "population": "joint", "mode": "token", "before_gate": False},
-    **{"coefficient": 1.0, "over": 1.0},
+    **{"coefficient": 1.0, "coefficient.over": 1.0, "prefix.length.low.over": 1.0, "over": "teacher"},
     **{"clip_low": 0.2, "clip_high": 0.2, "floor": 0.1, "temperature": "one", "token_weight": "one"},
     **{"beta": 0.5, "rest": "bucket", "correction.low": 0.0},
 }
@@ -193,6 +193,12 @@ PUBLISHED = {
         off_policy=SHAPED,
         entropy=ENTROPY,
     ),
+    "mopd": _row(
+        "arXiv 2601.02780 and 2606.30406; alpha is not known",
+        advantage=GRPO,
+        on_policy="surrogate population=all",
+        distillation="gate.taught=True distillation population=all",
+    ),
     "on_policy": _row(
         "arXiv 2402.03300, 2503.20783; train_on_policy.sh",
         advantage=MEAN,
@@ -224,13 +230,13 @@ PUBLISHED = {
         "arXiv 2601.18734, by the sampled token",
         advantage="none",
         distillation="distillation population=own",
-        teacher="self weights=start",
+        self="self weights=start",
     ),
     "opsd_jsd": _row(
         "arXiv 2601.18734, beta 0.5, fixed_teacher; top 64 of a whole vocabulary",
         advantage="none",
         distillation="divergence measure=jsd top_k=64 population=own",
-        teacher="self weights=start",
+        self="self weights=start",
     ),
     "pope": _row(
         "arXiv 2601.18779; levels and clip are not known",
@@ -306,13 +312,21 @@ PUBLISHED = {
         advantage="leave_one_out",
         on_policy="surrogate mode=constant",
     ),
+    "rlrt": _row(
+        "arXiv 2605.10781: lambda 0.5; bound 1 from base models",
+        advantage=GRPO,
+        on_policy="gate.taught=False clipped_surrogate",
+        right="gate.taught=True clipped_surrogate coefficient=0.5",
+        evidence="gate.taught=True clipped_surrogate evidence.clip=1.0 evidence.reverse=True coefficient=0.5",
+        self="rows.outcome=correct self shows=peer weights=current",
+    ),
     "rlsd": _row(
         "arXiv 2604.03128; lambda 0.5 to 0, there over 50 steps",
         advantage=GRPO,
         on_policy="clipped_surrogate coefficient=linear coefficient.start=0.5 coefficient.end=1.0 coefficient.over=0.5",
         evidence="clipped_surrogate evidence.clip=0.2 coefficient=linear coefficient.start=0.5 coefficient.end=0.0 "
         "coefficient.over=0.5",
-        teacher="self weights=current",
+        self="self weights=current",
     ),
     "scaf_grpo": _row(
         "arXiv 2510.19807 v2, eq. 4, authors' script; dual clip: verl",
@@ -325,7 +339,7 @@ PUBLISHED = {
         "arXiv 2601.19897, authors' code; top 64 of a whole vocabulary",
         advantage="none",
         distillation="divergence measure=forward_kl top_k=64 mode=sequence population=own",
-        teacher="self weights=start follows.refresh_every=1 follows.mixup=0.01",
+        self="self weights=start follows.refresh_every=1 follows.mixup=0.01",
     ),
     "sdpg": _row(
         "arXiv 2606.04036, authors' code (urkl); top 64 of a whole vocabulary",
@@ -333,14 +347,14 @@ PUBLISHED = {
         on_policy="clipped_surrogate clip_high=0.28 dual_clip=10.0",
         distillation="divergence measure=reverse_kl top_k=64 coefficient=0.001 population=own",
         kl="kl estimator=k2 against=reference coefficient=0.001 population=own",
-        teacher="self weights=current",
+        self="self weights=current",
     ),
     "sdpo": _row(
         "arXiv 2601.20802, authors' code for verifiable rewards",
         advantage="none",
         distillation="gate.taught=True divergence measure=jsd top_k=100 correction.level=token correction=truncate "
         "correction.high=2.0 population=own",
-        teacher="self shows=peer weights=start follows.refresh_every=1 follows.mixup=0.05",
+        self="self shows=peer weights=start follows.refresh_every=1 follows.mixup=0.05",
     ),
     "sft": _row("arXiv 2604.23747 and the LUFFY paper", sft=DEMONSTRATION, settings=STAGE),
     "srft": _row(
@@ -352,6 +366,14 @@ PUBLISHED = {
         right="gate.outcome=correct nll temperature=rollout token_weight=exp_entropy coefficient=0.1 mode=constant "
         "population=all",
         wrong="gate.outcome=wrong nll temperature=rollout coefficient=-1.0 mode=constant population=all",
+    ),
+    "srpo": _row(
+        "arXiv 2604.02288: beta 1; the rest as sdpo, arXiv 2601.20802",
+        advantage=GRPO,
+        on_policy="gate.taught=False clipped_surrogate population=all",
+        distillation="gate.taught=True divergence measure=jsd top_k=100 correction.level=token "
+        "correction=truncate correction.high=2.0 weigh.teacher_entropy=1.0 population=all",
+        self="rows.outcome=wrong self shows=peer weights=start follows.refresh_every=1 follows.mixup=0.05",
     ),
     "stephint": _row(
         "arXiv 2507.02841; levels, rows and clip are not known",
@@ -393,6 +415,12 @@ PUBLISHED = {
         hint="select=off_policy nll coefficient=0.001 population=own",
         kl="kl estimator=k3 against=reference coefficient=0.001 population=own",
     ),
+    "vold": _row(
+        "arXiv 2510.23497; beta is not known: KDRL's",
+        advantage=GRPO,
+        on_policy="clipped_surrogate population=all",
+        kl="gate.outcome=wrong kl estimator=k2 against=teacher coefficient=0.005 population=all",
+    ),
 }
 
 
@@ -430,12 +458,13 @@ def parts_of(name: str) -> dict[str, str]:
     interleaved = objective.get("interleaved_sft") or {"terms": []}
     terms = {term["name"]: term for term in [*objective.pop("terms"), *interleaved.pop("terms")]}
     parts: dict[str, Value] = {**objective, **terms}
-    if rl is not None and isinstance(rl.teacher, SelfTeacher):
-        parts["teacher"] = rl.teacher.model_dump(mode="json")
+    for name, teacher in rl.teachers.items() if rl is not None else ():
+        if isinstance(teacher, SelfTeacher):
+            parts[name] = teacher.model_dump(mode="json", exclude_none=True)
     settings = {}
     for path, value in flat(resolved.given):
         by_preset = resolved.origins[path].startswith(f"{METHODS}/")
-        if by_preset and "objective" not in path and "teacher" not in path:
+        if by_preset and "objective" not in path and "teachers" not in path:
             settings[".".join(path)] = value
     parts["settings"] = settings
     return {part: found for part, value in parts.items() if value and (found := words(value))}
@@ -450,5 +479,5 @@ def test_a_preset_has_the_values_of_its_source(name):
     source, parts = PUBLISHED[name]
     assert parts_of(name) == parts
     text = (METHODS / f"{name}.yaml").read_text(encoding="utf-8")
-    assert ("teacher" in yaml.safe_load(text).get("rl", {})) == ("teacher" in parts), "the user gives the others"
+    assert ("self" in parts) == ("teachers" in yaml.safe_load(text).get("rl", {})), "the user gives the others"
     assert all(number in text for number in re.findall(r"\d{4}\.\d{5}", source)) and source

@@ -81,7 +81,7 @@ def test_replaced_weights_of_the_same_size_and_time_are_others(tmp_path, size):
     folder.mkdir()
     (folder / "config.json").write_text('{"model_type": "none"}')
     weights, found = folder / "model.safetensors", set[str]()
-    chosen = "method=opd", f"rl.teacher={{kind: model, path: {folder}}}"
+    chosen = "method=opd", f"rl.teachers={{teacher: {{kind: model, path: {folder}}}}}"
     for byte in (b"1", b"2"):  # as every update of a model does, it changes all of it
         weights.write_bytes(byte * size)
         os.utime(weights, (0, 0))

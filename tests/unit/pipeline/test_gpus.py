@@ -271,7 +271,7 @@ def test_the_table_of_the_documentation_has_the_estimates(driver):
 LONG = ["model.architecture.max_position_embeddings=112", "evaluation.max_response_tokens=111"]  # exactly as much
 PRETRAINED = ["model.architecture=null", "base=null", "data.corpus=null"]
 WRITER = "sample={teachers: {t: {path: FOLDER, max_response_tokens: 100}}}"
-TEACHER = "rl.teacher={kind: model, path: FOLDER}"
+TEACHER = "rl.teachers={teacher: {kind: model, path: FOLDER}}"
 VALIDATED = "rl.validation={every: 1, suites: [in_distribution], max_response_tokens: 200}"
 TRACES = "traces: data.max_prompt_tokens (49) and data.max_trace_tokens (64)"
 PROMPT = "data.max_prompt_tokens (48) and"
@@ -292,7 +292,7 @@ PROMPT = "data.max_prompt_tokens (48) and"
         (100, [*PRETRAINED, "model.path=FOLDER", "model.max_position_embeddings=112"], []),
         (100, [*PRETRAINED, "model.path=nobody/has-it"], []),
         (100, [*PRETRAINED, "model.path=nobody/has-it", WRITER], ["sample.teachers.t: sample.teachers.t.max"]),
-        (100, ["method=opd", TEACHER], [f"rl.teacher: {PROMPT} rl.max_response_tokens (64)"]),
+        (100, ["method=opd", TEACHER], [f"rl.teachers.teacher: {PROMPT} rl.max_response_tokens (64)"]),
     ],
 )
 def test_rows_longer_than_the_positions_are_found_before_anything_runs(tmp_path, positions, overrides, found):

@@ -138,7 +138,7 @@ CODE = (
     "def any_of_them(tokens, **options): ...\n@print\ndef wrapped(tokens): ...\n"
 )
 PRETRAINED = ("model={path: ./model, architecture: null}", "base=null", "data.corpus=null")
-TEACHER = ("method=opd", "rl.teacher={kind: model, path: ./model}")
+TEACHER = ("method=opd", "rl.teachers={teacher: {kind: model, path: ./model}}")
 
 
 @pytest.fixture(autouse=True)
@@ -280,8 +280,8 @@ LOSS = "objective.terms.on_policy.loss.function: my_module:"
         ),
         ([*PRETRAINED, "model.path=./leading"], ["model.path: ", "notes.json is a link out of the folder, to "]),
         (
-            [*TEACHER, "rl.teacher.path=./leading"],
-            ["rl.teacher.path: ", "notes.json is a link out of the folder, to ", "secret.json"],
+            [*TEACHER, "rl.teachers.teacher.path=./leading"],
+            ["rl.teachers.teacher.path: ", "notes.json is a link out of the folder, to ", "secret.json"],
         ),
         (graded("my_cod:score"), ["grading.kind.function: my_cod:score: there is no module my_cod; ", "searched in /"]),
         (graded("my_module.inner:score"), ["my_module.inner:score: there is no module my_module.inner"]),

@@ -386,7 +386,7 @@ FACTORS = 28 * 32 * (2 * (3584 + 3584) + 2 * (3584 + 512) + 3 * (3584 + 18944))
 PER_TOKEN = 2 * 28 * 4 * 128 * 2 / GIB
 """GiB of keys and values of a token in bfloat16."""
 ADAPTED = "model.lora={rank: 32, alpha: 64}"
-TEACHER = "rl.teacher={kind: model, path: Qwen/Qwen2.5-1.5B, dtype: float32}"
+TEACHER = "rl.teachers={teacher: {kind: model, path: Qwen/Qwen2.5-1.5B, dtype: float32}}"
 TERM = "{{name: {0}, select: on_policy, loss: {1}, normaliser: {{mode: token, population: own}}}}"
 DISTILLED = TERM.format("distillation", "{kind: distillation}")
 KL = f"objective.terms=[{DISTILLED}, {TERM.format('kl', '{kind: kl, estimator: k3}')}]"

@@ -287,7 +287,7 @@ def test_the_ratio_of_a_hinted_row_is_to_the_policy_with_the_hint(run: Runs) -> 
     batch = collate([row], torch.ones(1), pad_id=0)
     logp_BT = torch.full(batch.logp_behavior_BT.shape, math.log(0.5))
     (term,) = [term for term in found.settings.objective.terms if term.select == "off_policy"]
-    loss_BT = token_loss(term.loss, tokens_of(batch, logp_BT))[batch.response_mask_BT]
+    loss_BT = token_loss(term.loss, tokens_of(batch, logp_BT)).loss_BT[batch.response_mask_BT]
     rho = 0.5 / math.exp(HINTED_LOGP)
     assert batch.is_off_policy_BT[batch.response_mask_BT].all()
     assert loss_BT.tolist() == pytest.approx([-rho / (rho + 1)] * len(row.response_ids))

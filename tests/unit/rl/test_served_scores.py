@@ -18,7 +18,9 @@ SCORES = [(-0.6, -0.7), (-0.9,), (-0.3,)]
 
 def scorer(*servers: Endpoint, longest: int = 8, model: str = "big", text_ids: tuple[int, ...] = (97,)) -> ServedScorer:
     config = ServerConfig(urls=tuple(server.url for server in servers))
-    return ServedScorer.connect(config, model, longest=longest, known={"a": text_ids}, setting="execution.rl_teacher")
+    return ServedScorer.connect(
+        config, model, longest=longest, known={"a": text_ids}, setting="execution.rl_teachers.big"
+    )
 
 
 @pytest.mark.parametrize(("num_servers", "num_tokens"), [(1, [9]), (2, [4, 5])])
@@ -57,7 +59,11 @@ def test_a_server_without_scores_ends_the_step_in_one_line(serve, choice, words)
         (scoring, {"longest": 9}, ("--max-model-len 10 (it has 9)",)),
         (scoring, {"model": "small"}, ("is not a vLLM server",)),
         (scoring, {"text_ids": (1, 2)}, ("the tokenizer of big is not the policy's",)),
-        (lambda *_: refusal(503, "loading"), {}, ("execution.rl_teacher.urls: ", "/v1/models: status 503: loading")),
+        (
+            lambda *_: refusal(503, "loading"),
+            {},
+            ("execution.rl_teachers.big.urls: ", "/v1/models: status 503: loading"),
+        ),
     ],
 )
 def test_servers_that_cannot_score_the_policys_tokens_are_refused(serve, answer, settings, named):

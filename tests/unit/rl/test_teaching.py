@@ -1,71 +1,161 @@
-"""What teachers of rollouts see and score: a served model's tokens, and the policy as its own teacher."""
+"""Who teaches a row, and which terms learn from it: each preset against the rule of its paper."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 import pytest
+import torch
+from reference.taught_presets import teacher_overrides
+from support.refusals import refused
+from synthetic.settings import rl_settings
 from synthetic.trajectories import row_of
 
-from luffy.config.training import SelfTeacher
-from luffy.data.templates import render_prompts
-from luffy.data.tokenizer import build_tokenizer
+from luffy.config.training import ModelTeacher, RLTeacher, TaughtRows
 from luffy.errors import DataError
-from luffy.rl.teaching import ScoreRequest, ServedScorer, TeacherPrompts
-from luffy.types import Group, Message, Prompt, Source, Trace
+from luffy.grading.request import Problem
+from luffy.objectives.objective import token_weights
+from luffy.objectives.schedules import objective_at
+from luffy.rl.rows import RolloutTask
+from luffy.rl.teaching import Place, TeacherPrompts, Teaching
+from luffy.training.batching import collate
+from luffy.types import NO_TEACHER, Group, Trajectory
 
 
-class NumberScorer(ServedScorer):
-    """Gives every token its own number as its score, without a server."""
+def _task(uid: str, source: str = "math", rate: float | None = None, **columns: object) -> RolloutTask:
+    return RolloutTask(uid, (1,), "4", (), problem=Problem(data_source=source, extra_info=columns), pass_rate=rate)
+
+
+def _group(uid: str, *rewards: float) -> Group:
+    return Group(uid, tuple(row_of(reward, (number + 2, 9)) for number, reward in enumerate(rewards)))
+
+
+MIXED, FAILED, SOLVED = (1.0, 0.0, 1.0, 0.0), (0.0,) * 4, (1.0,) * 4
+GROUPS = [_group("short", *MIXED), _group("long", *MIXED), _group("short", *FAILED), _group("long", 1.0, 0.0, 0.0, 0.0)]
+TASKS = [_task("short", num_operations=1), _task("long", num_operations=3)]
+
+
+class _Peers(TeacherPrompts):
+    """Shows a row the number of its peer, without a tokenizer."""
+
+    def __init__(self, config: object) -> None:
+        self._config, self._limit = config, None
+
+    def _peers(self, group: Group) -> Mapping[int, tuple[int, ...]]:
+        right = [index for index, row in enumerate(group.trajectories) if row.is_correct][:2]
+        return {index: (50 + index,) for index in right}
+
+
+Rule = Callable[[Group, int], set[str]]
+
+
+def _srpo(group: Group, index: int) -> set[str]:
+    """Wrong rows with a right peer: SDPO; all others: GRPO."""
+    rows = group.trajectories
+    return {"distillation"} if not rows[index].is_correct and any(row.is_correct for row in rows) else {"on_policy"}
+
+
+def _rlrt(group: Group, index: int) -> set[str]:
+    """Right rows, beside another right one: the advantage is reshaped; all others: GRPO."""
+    others = [row.is_correct for place, row in enumerate(group.trajectories) if place != index]
+    return {"right", "evidence"} if group.trajectories[index].is_correct and any(others) else {"on_policy"}
+
+
+def _vold(group: Group, index: int) -> set[str]:
+    """GRPO on every row, and (1 - r) KL."""
+    return {"on_policy"} if group.trajectories[index].is_correct else {"on_policy", "kl"}
+
+
+RULES: dict[str, Rule] = {"srpo": _srpo, "rlrt": _rlrt, "vold": _vold, "mopd": lambda *_: {"on_policy", "distillation"}}
+
+
+@pytest.mark.parametrize("preset", RULES)
+def test_each_row_has_the_losses_of_the_paper(preset: str) -> None:
+    settings = rl_settings("chain=rl", f"method={preset}", *teacher_overrides(preset))
+    teachers, terms = settings.rl.teachers, settings.objective.terms
+    teaching = Teaching(teachers, TASKS)
+    for index, teacher in enumerate(teachers.values()):
+        if teacher.kind == "self":
+            teaching.helped_by(index, _Peers(teacher))
+    taught = teaching.taught(GROUPS)
+    rows = [row for group in taught for row in group.trajectories]
+    batch = collate(rows, torch.ones(len(rows)), pad_id=0)
+    weight_KBT = token_weights(objective_at(terms, 1, 4, 8, teachers), batch, lambda tensor: tensor)
+    found = [
+        {term.name for term, weight_BT in zip(terms, weight_KBT, strict=True) if weight_BT[b].any()}
+        for b in range(len(rows))
+    ]
+    assert found == [RULES[preset](group, index) for group in GROUPS for index in range(4)]
+    shown = [bool(row.teacher_prompt_ids) for row in rows]
+    assert shown == [preset in ("srpo", "rlrt") and row.taught_by != NO_TEACHER for row in rows]
+    if preset == "mopd":
+        assert [row.taught_by for row in rows] == [int(group.uid == "long") for group in GROUPS for _ in range(4)]
+    metrics = teaching.metrics(taught)
+    assert metrics["batch/taught_share"] == sum(row.taught_by >= 0 for row in rows) / len(rows)
+    assert ("batch/taught_share_long" in metrics) == (preset == "mopd")
+
+
+def _teachers(**rows: TaughtRows | None) -> dict[str, RLTeacher]:
+    return {name: ModelTeacher(kind="model", path="x", rows=of_it) for name, of_it in rows.items()}
+
+
+MATH = TaughtRows(data_source=("math", "aime"))
+CODE = TaughtRows(columns={"domain": "code"})
+EASY = TaughtRows(pass_rate_at_least=0.66)
+RIGHT, WRONG = TaughtRows(outcome="correct"), TaughtRows(outcome="wrong")
+
+
+@pytest.mark.parametrize(
+    ("teachers", "expected"),
+    [
+        (_teachers(a=None), [0, 0]),
+        (_teachers(a=MATH, b=None), [0, 0]),
+        (_teachers(a=CODE, b=MATH), [1, 1]),
+        (_teachers(a=CODE, b=None), [1, 1]),
+        (_teachers(a=WRONG, b=RIGHT), [1, 0]),
+        (_teachers(a=EASY, b=WRONG), [0, 0]),
+        (_teachers(a=TaughtRows(data_source=("math",), outcome="wrong")), [NO_TEACHER, 0]),
+    ],
+)
+def test_the_first_teacher_whose_rows_hold_takes_a_row(teachers: dict[str, RLTeacher], expected: list[int]) -> None:
+    """Of an easy prompt of mathematics: the right row and the wrong one."""
+    tasks = [_task("easy", rate=0.8), _task("hard", "aime", rate=0.1), _task("code", "repo", domain="code")]
+    (group,) = Teaching(teachers, tasks).taught([_group("easy", 1.0, 0.0)])
+    assert [row.taught_by for row in group.trajectories] == expected
+
+
+@pytest.mark.parametrize(
+    ("teachers", "named"),
+    [
+        (
+            _teachers(a=TaughtRows(data_source=("maths",)), b=None),
+            ("rl.teachers.a.rows matches no", "from maths", "math"),
+        ),
+        (_teachers(a=TaughtRows(columns={"area": "code"})), ("rl.teachers.a.rows matches no", "area code", "domain")),
+        (_teachers(a=TaughtRows(pass_rate_at_least=0.5)), ("rl.teachers.a.rows matches no", "pass rate >= 0.5")),
+        (_teachers(a=TaughtRows(data_source=("math", "repo")), b=CODE), ("rl.teachers.b would never be asked",)),
+        (_teachers(a=RIGHT, b=WRONG, c=MATH), ("rl.teachers.c would never be asked", "from math or aime")),
+    ],
+)
+def test_a_teacher_that_no_row_can_come_to_is_refused(teachers: dict[str, RLTeacher], named: tuple[str, ...]) -> None:
+    with refused(*named, error=DataError):
+        Teaching(teachers, [_task("a"), _task("b", "repo", domain="code")])
+
+
+class _Marking:
+    """Adds a score to the rows that it is given, and counts them."""
 
     def __init__(self) -> None:
-        pass
+        self.places: list[tuple[str, int]] = []
 
-    def score(self, requests: Sequence[ScoreRequest]) -> list[tuple[float, ...]]:
-        return [tuple(map(float, request.token_ids[request.first :])) for request in requests]
-
-
-def test_rows_get_the_scores_of_what_is_learned_and_none_of_what_an_environment_wrote() -> None:
-    sources = (Source.ON_POLICY, Source.ENVIRONMENT, Source.ON_POLICY)
-    groups = [
-        Group("a", (row_of(0.0, (3, 4, 5), sources), row_of(0.0, (6,)))),
-        Group("b", (row_of(0.0, (8, 9)),)),
-    ]
-    taught = NumberScorer().taught(groups)
-    found = {group.uid: [each.teacher_logprobs for each in group.trajectories] for group in taught}
-    assert found == {"a": [(3.0, 5.0), (6.0,)], "b": [(8.0, 9.0)]}
+    def taught(self, places: Sequence[Place]) -> list[Trajectory]:
+        self.places += [(group.uid, index) for group, index in places]
+        return [replace(group.trajectories[index], teacher_logprobs=(-1.0, -1.0)) for group, index in places]
 
 
-TOKENIZER = build_tokenizer(["Add. 2+2 3+3 1 2 3 4 first second"])
-
-
-def _prompt(uid: str, *traces: str) -> Prompt:
-    messages = (Message("system", "Add."), Message("user", f"{uid} {{trace}}"))
-    return Prompt(uid, "test", messages, "4", tuple(Trace(text, "somebody") for text in traces))
-
-
-def _rendered(text: str) -> tuple[int, ...]:
-    (ids,) = render_prompts(TOKENIZER, [(Message("system", "Add."), Message("user", text))])
-    return tuple(ids)
-
-
-def test_the_teacher_sees_the_first_trace_in_the_last_message_and_the_policy_keeps_its_prompt() -> None:
-    config = SelfTeacher(kind="self", prompt="{problem} {trace}")
-    prompts = TeacherPrompts(TOKENIZER, [_prompt("2+2", "first", "second")], config, str, None)
-    shown = prompts.taught([Group("2+2", (row_of(0.0, (2, 3)),) * 2)])[0].trajectories
-    expected = _rendered("2+2 {trace} first")
-    assert [(row.teacher_prompt_ids, row.prompt_ids) for row in shown] == [(expected, (1,))] * 2
-    assert prompts.longest == len(expected)
-    with pytest.raises(DataError, match=r"^rl.teacher.kind: self .* 1 of 2 training prompts have none"):
-        TeacherPrompts(TOKENIZER, [_prompt("2+2", "4"), _prompt("3+3")], config, str, None)
-
-
-def test_the_teacher_of_a_row_sees_the_first_other_right_one_of_its_group() -> None:
-    """The first right row itself sees the second; a wrong row sees the first; without another, or too long: none."""
-    config = SelfTeacher(kind="self", shows="peer", prompt="{trace} {problem}")
-    rows = [row_of(reward, (number, 9)) for number, reward in ((1, 0.0), (2, 1.0), (3, 1.0), (4, 1.0))]
-    groups = [Group("2+2", tuple(rows)), Group("3+3", (row_of(0.0, (1,)), row_of(1.0, (2,) * 9)))]
-    first, second, other = map(_rendered, ("2 2+2 {trace}", "3 2+2 {trace}", "2 3+3 {trace}"))
-    for limit, of_first in ((None, [first, second, first, first]), (len(first) + 1, [()] * 4)):
-        prompts = [_prompt("2+2"), _prompt("3+3")]
-        taught = TeacherPrompts(TOKENIZER, prompts, config, lambda ids: str(ids[0]), limit).taught(groups)
-        shown = [[row.teacher_prompt_ids for row in group.trajectories] for group in taught]
-        assert shown == [of_first, [other, ()]]
+def test_a_served_teacher_is_asked_about_its_own_rows_alone() -> None:
+    teaching, served = Teaching(_teachers(a=WRONG, b=None), TASKS), _Marking()
+    teaching.helped_by(0, served)  # type: ignore[arg-type]
+    taught = teaching.taught([_group("long", *MIXED), _group("short", *SOLVED)])
+    assert served.places == [("long", 1), ("long", 3)]
+    assert [bool(row.teacher_logprobs) for row in taught[0].trajectories] == [False, True, False, True]
+    assert [row.taught_by for row in taught[1].trajectories] == [1] * 4

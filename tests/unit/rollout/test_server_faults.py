@@ -41,8 +41,8 @@ CLIENTS = {
         lambda endpoint: endpoint.run(endpoint.complete(TextRequest((), 1), PARAMS)),
     ),
     "scores": Client(
-        "execution.rl_teacher", TEXT, scoring,
-        lambda config: ServedScorer.connect(config, "big", longest=8, known={}, setting="execution.rl_teacher"),
+        "execution.rl_teachers.big", TEXT, scoring,
+        lambda config: ServedScorer.connect(config, "big", longest=8, known={}, setting="execution.rl_teachers.big"),
         lambda scorer: scorer.score([ScoreRequest((5, 9), 1)]),
     ),
 }  # fmt: skip

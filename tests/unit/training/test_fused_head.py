@@ -112,7 +112,8 @@ def test_choices_and_all_other_tokens_equal_float64(count: int, entropy: Entropy
     head, linear64 = LogProbHead(layer(True), 0.7, 16), layer(True).double()
     hidden_NH, hidden64_NH = hidden_states()
     logq_NV = (linear64(hidden64_NH.detach()) / 0.7).log_softmax(dim=-1)
-    target_logp_N, *most_N = head.most_probable(hidden_NH.detach(), TARGET_N, count)
+    target_logp_N, entropy_N, *most_N = head.most_probable(hidden_NH.detach(), TARGET_N, count, True, None)
+    assert torch.allclose(entropy_N.double(), -(logq_NV.exp() * logq_NV).sum(-1), rtol=1e-5, atol=1e-5)
     logq_NC, choice_NC = torch.stack(most_N[: count + 1], dim=-1), torch.stack(most_N[count + 1 :], dim=-1).long()
     assert torch.equal(choice_NC.sort().values, logq_NV.topk(count).indices.sort().values)
 
@@ -134,7 +135,7 @@ def test_a_teacher_with_more_tokens_chooses_among_those_of_the_policy() -> None:
     """The probability of its own further tokens is among that of all others."""
     head, hidden_NH = LogProbHead(layer(), 1.0, 16), torch.randn(TOKENS, HIDDEN)
     head.vocabulary = 5
-    _, *found = head.most_probable(hidden_NH, TARGET_N, 64)
+    _, _, *found = head.most_probable(hidden_NH, TARGET_N, 64, False, None)
     logp_NC, choice_NC = torch.stack(found[:6], dim=-1), torch.stack(found[6:], dim=-1).long()
     expected_NV = head.linear(hidden_NH).log_softmax(-1)
     assert choice_NC.sort().values.tolist() == [[0, 1, 2, 3, 4]] * TOKENS

@@ -149,8 +149,8 @@ def test_a_folder_that_holds_no_whole_model_is_refused_in_one_line(folder: Path,
     with refused(f"model.path: {folder}", *named, error=DataError):
         adopt(folder)
     if not any("config.json" in name for name in named):
-        with refused("rl.teacher.path: ", error=DataError):
-            model_folder(str(folder), "rl.teacher.path")
+        with refused("rl.teachers.teacher.path: ", error=DataError):
+            model_folder(str(folder), "rl.teachers.teacher.path")
 
 
 def test_only_the_weights_of_the_model_are_copied_and_stay_when_the_given_ones_are_written_again(folder: Path) -> None:
@@ -192,7 +192,7 @@ def test_weights_that_are_stored_in_another_way_than_loaded_are_whole(tmp_path: 
     (adopt(tmp_path / "given") / "model.safetensors").unlink()
     weights(lambda tensors: tensors.pop(max(tensors)))(tmp_path / "given")
     with refused("missing", error=DataError):
-        model_folder(str(tmp_path / "given"), "rl.teacher.path")
+        model_folder(str(tmp_path / "given"), "rl.teachers.teacher.path")
 
 
 def test_a_file_that_is_no_gguf_is_one_line(tmp_path: Path) -> None:
@@ -260,7 +260,7 @@ def test_a_folder_that_exists_only_as_code_is_refused_before_anything_starts(fol
     for refusing in (
         lambda: architecture_of(ModelConfig(path=str(folder))),
         lambda: adopt(folder),
-        lambda: model_folder(str(folder), "rl.teacher.path"),
+        lambda: model_folder(str(folder), "rl.teachers.teacher.path"),
     ):
         with refused("model_type 'own' is defined by Python code", "never run", error=DataError):
             refusing()
@@ -303,7 +303,7 @@ def test_what_a_link_leads_to_is_not_copied_into_the_workspace(folder: Path, nam
     (folder / name).symlink_to(secret)
     for adopting in (
         lambda: adopt(folder),
-        lambda: model_folder(str(folder), "rl.teacher.path"),
+        lambda: model_folder(str(folder), "rl.teachers.teacher.path"),
         lambda: adapt_tokenizer(str(folder), None),
         lambda: copy_tokenizer(folder, folder.parent / "out"),
     ):

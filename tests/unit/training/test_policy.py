@@ -25,7 +25,8 @@ from luffy.rollout.transformers_engine import TransformersEngine
 from luffy.training import policy_model, ranks, update_metrics
 from luffy.training.batching import collate, take_rows
 from luffy.training.learner import TrainerRank
-from luffy.training.policy import DistillationTeacher, FrozenPolicy, Policy, ServedScores, check_fits
+from luffy.training.policy import FrozenPolicy, Policy, check_fits
+from luffy.training.teachers import DistillationTeacher, ServedScores
 from luffy.types import Source, TrainBatch
 
 
