@@ -2,9 +2,9 @@
 
 Run: python tests/benchmarks/replayed_keys.py [COMMITS, 100 by default]
 
-Writes `replayed_keys.csv`, a row for each commit that touched `luffy/` (merges apart), and prints the shares. Each commit
-and its parent are checked out into a folder of their own, where the commit's own code computes the settings and the
-hashes of rooms of the stages of five shipped experiments. By kind of stage, without what comes from stages before:
+Writes `replayed_keys.csv`, a row for each commit that touched `luffy/` (no merges), and prints how many change a key.
+Each commit and its parent are checked out into a folder of their own, where their own code computes the settings and
+the hashes of rooms of the stages of five shipped experiments. By kind of stage, without what comes from earlier ones:
 
 - `before`: under the rule before the ledger, all settings count with their defaults, and all rooms by their hashes.
 - `after`: under the ledger of the commit, rooms that were edited and not stamped included.
@@ -46,8 +46,8 @@ for name in ("arithmetic", "expert_iteration", "luffy_qwen2.5_math_1.5b_1gpu", "
     for node in experiment.nodes:
         identity = experiment.identities[node.name]
         found[f"{name} {node.name}"] = {
-            "kind": node.stage, "settings": identity.settings, "rooms": code_identity(node.kind.rooms_of(node.settings)),
-            "keyed": getattr(identity, "keyed", None), "code": identity.code,
+            "kind": node.stage, "settings": identity.settings, "keyed": getattr(identity, "keyed", None),
+            "code": identity.code, "rooms": code_identity(node.kind.rooms_of(node.settings)),
         }
 json.dump(found, sys.stdout)
 """
@@ -102,7 +102,8 @@ def changed_golden(commit: str, parent: str) -> set[str]:
 
 def kinds_that_differ(old: Stages, new: Stages, parts: tuple[str, ...]) -> set[str]:
     """The kinds of stages that both have, and that differ in one of these parts."""
-    return {new[name]["kind"] for name in new.keys() & old.keys() for part in parts if new[name][part] != old[name][part]}
+    both = new.keys() & old.keys()
+    return {new[name]["kind"] for name in both if any(new[name][part] != old[name][part] for part in parts)}
 
 
 def replay(commit: str, known: dict[str, Stages], checkout: Path) -> dict[str, Any]:
@@ -148,11 +149,11 @@ def main() -> None:
         writer.writerow(rows[0])
         for row in rows:
             writer.writerow(" ".join(sorted(value)) if isinstance(value, set) else value for value in row.values())
-    parts = {"all": rows, **{f"ledger: {word}": [row for row in rows if row["ledger"] == word] for word in ("no", "yes")}}
-    for title, some in parts.items():
+    for title, words in (("all", ("no", "yes")), ("before the ledger", ("no",)), ("since the ledger", ("yes",))):
+        some = [row for row in rows if row["ledger"] in words]
         table = [[kind, *(sum(kind in row[rule] for row in some) for rule in ("before", "after"))] for kind in KINDS]
         table.append(["any kind", *(sum(bool(row[rule]) for row in some) for rule in ("before", "after"))])
-        show(["kind of stage", "before", "after"], table, f"{title}: {len(some)} commits, those that change a key")
+        show(["kind of stage", "before", "after"], table, f"{title}: those of {len(some)} commits that change a key")
     kept = [row["commit"] for row in rows if row["golden"] - row["after"]]
     print("a golden output changed and the key did not:", ", ".join(kept) or "nowhere")
 
