@@ -24,7 +24,7 @@ from typing import Literal
 from pydantic import ValidationError
 from yaml import MarkedYAMLError, YAMLError
 
-from luffy.config.entries import Layers, with_entries
+from luffy.config.entries import Entry, Layers, with_entries
 from luffy.config.evaluation import QUESTION_SLOT, TEMPLATES
 from luffy.config.experiment import ExperimentConfig
 from luffy.config.fields import explain
@@ -141,9 +141,13 @@ def _resolved(path: Path | str | Mapping[str, Value], overrides: Sequence[str], 
             of_chain = Layers(Given({}), Given({}), Given({}), chain).entries(lambda name: Given({}))
             added = {"sample", "difficulty"} - of_chain.keys()  # by their sections
             if list(of_chain) != [name for name in entries if name not in added]:  # in place of those of the chain
-                values.pop("chain", None)
-        methods = [entry.values.get("method") for entry in entries.values() if entry.values["kind"] in ("sft", "rl")]
-        if command_line["method"].value is not None and methods and all(methods):
+                at, listed = origins.get(("chain",), ""), (command_line if command_line[STAGES].value else own)[STAGES]
+                is_same_place = at.rpartition(":")[0] == listed.origin.rpartition(":")[0]
+                if values.pop("chain", None) and listed.is_list and is_same_place:
+                    raise ConfigError(
+                        f"{listed.origin}: stages: a list takes the place of the chain ({at}); remove one of them"
+                    )
+        if command_line["method"].value is not None and _have_methods(entries):
             raise ConfigError(
                 f"{command_line['method'].origin}: method: {values['method']} has no effect, since each stage that "
                 "learns has its own; give stages.NAME.method"
@@ -183,13 +187,23 @@ def read_overridden(path: Path, overrides: Sequence[str] = ()) -> tuple[dict[str
     return _layer(overrides, _COMMAND_LINE).over(_read_with_extends(path, ())).plain()
 
 
-def chain_kinds(chain: str, experiment: Path, where: str) -> tuple[tuple[str, ...], bool]:
-    """The kinds of the stages in the preset of a chain, which `where` names, and whether it has at most one stage of RL
-    and no stage with anything of its own but inputs; ConfigError if there is no such preset."""
+def chain_kinds(chain: str, experiment: Path, where: str) -> tuple[tuple[str, ...], bool, bool]:
+    """The kinds of the stages in the preset of a chain, which `where` names; whether it has at most one stage of RL and
+    no stage with anything of its own but inputs; and whether each stage that learns names its method. ConfigError if
+    there is no such preset."""
     preset = _preset("chains", chain, experiment, where)
     entries = Layers(Given({}), Given({}), Given({}), preset).entries(lambda name: Given({}))
     kinds = tuple(str(entry.values["kind"]) for entry in entries.values())
-    return kinds, kinds.count("rl") < 2 and all(each.values.keys() <= {"kind", "inputs"} for each in entries.values())
+    is_plain = kinds.count("rl") < 2 and all(
+        each.values.keys() <= {"kind", "inputs", "group"} for each in entries.values()
+    )
+    return kinds, is_plain, _have_methods(entries)
+
+
+def _have_methods(entries: Mapping[str, Entry]) -> bool:
+    """Whether there are stages that learn, each of which names its method."""
+    learning = [entry.values for entry in entries.values() if entry.values["kind"] in ("sft", "rl")]
+    return bool(learning) and all("method" in values for values in learning)
 
 
 def file_kind(values: Mapping[str, Value]) -> FileKind:

@@ -382,7 +382,7 @@ def _name(findings: Findings, arm: ArmResults) -> TableCell:
         done = f"{len(arm.seeds)} of {count(num_seeds, 'seed')} finished"
         return TableCell(arm.name, (done,), "worse") if arm.failures else TableCell(arm.name)
     own = findings.design.arms[arm.name]
-    recipe = own.chain if own.chain == own.method else f"{own.chain}, {own.method}"
+    recipe = ", ".join(dict.fromkeys(filter(None, (own.chain, own.method))))
     chosen = findings.tuning.chosen(arm.name) if findings.tuning is not None else None
     recipe += f", {chosen.point.text}" if chosen is not None else ""
     if not arm.failures:

@@ -164,7 +164,18 @@ def test_in_a_chain_of_stages_of_their_own_the_last_makes_what_the_others_leave_
         (tmp_path / "warmed.yaml").write_text(WARMED.replace(old, own))
         with refused("arms.warmed", named, error=ConfigError):
             checked(load(HEAD + STEPS + CHAINED))
+    (tmp_path / "warmed.yaml").write_text(
+        WARMED.replace("kind: sft", "kind: sft, method: sft").replace("temperature: 1.0}", "steps: 4}, method: luffy")
+    )
+    with refused("arms.warmed: method: on_policy has no effect", "remove it", error=ConfigError):
+        checked(load(HEAD + STEPS + CHAINED))
+    without = (HEAD + STEPS + CHAINED).replace("warmed.yaml, method: on_policy", "warmed.yaml")
+    assert {run.config.seen_by("rl").method for run in load(without).reported_runs() if run.arm == "warmed"} == {
+        "luffy"
+    }
     (tmp_path / "warmed.yaml").write_text(WARMED.replace("epochs: null, steps: 2", "epochs: 1"))
+    with refused("arms.warmed: method: missing", error=ConfigError):
+        checked(load(without))
     with refused("arms.warmed: stages.warm.sft.steps: missing", error=ConfigError):
         checked(load(HEAD + STEPS + CHAINED))
 
