@@ -20,7 +20,7 @@ with without_collections():
 
 _NAME = "luffy"
 _GROUPS = {
-    "Experiments": ("run", "plan", "config", "evaluate", "compare", "study", "serve"),
+    "Experiments": ("run", "plan", "config", "evaluate", "compare", "serve"),
     "Results": ("show", "diff", "rescore", "export", "gc"),
 }
 _MODULES = {"plan": "run", "evaluate": "run", "diff": "rescore"}
@@ -38,6 +38,7 @@ _GONE = {
     "leaderboard": "luffy show --leaderboard prints and writes it",
     "prepare": "luffy run CONFIG --only prepare_data makes the data alone",
     "runs": "luffy show lists the runs and results of a workspace",
+    "study": "luffy compare runs studies, too, with --cells, --collect and --page; --dry-run has its plan",
     "serve-engine": "cluster: ray has engines on other machines; luffy evaluate --model api:NAME asks a server",
 }
 _EPILOG = """\

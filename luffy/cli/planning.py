@@ -1,6 +1,6 @@
 """The plan of a run: what it would do with each stage, and whether it can start.
 
-One experiment: `show_plan`, `plans_of`. All runs of a comparison or a grid: `show_sweep_plan`, `plans_of_runs`; there a
+One experiment: `show_plan`, `plans_of`. All runs of a comparison, a grid or a study: `show_sweep_plan`; there a
 stage that several runs share is listed once, with the first of them.
 """
 
@@ -94,17 +94,17 @@ def _show_places(config: ExperimentConfig) -> None:
     show_rows(("machine", "GPUs", "CPUs", "would run"), rows, f"Ray cluster at {execution.ray.address}")
 
 
-def show_sweep_plan(sweep: Sweep, workspace: Workspace, *, verify: bool) -> None:
-    """Print the plan of all runs of a comparison or a grid, as far as they are known before tuning."""
-    show_resources([each.config for each in sweep.candidates()], estimate=True)
+def show_sweep_plan(sweep: Sweep, workspace: Workspace, cells: Sequence[str], *, verify: bool) -> None:
+    """Print the plan of all runs in these cells of a design, as far as they are known before tuning."""
+    show_resources([each.config for each in sweep.candidates(cells[0])], estimate=True)
     say(f"workspace {workspace.root}")
     rows = [
         (title, plan.node.name, plan.identity.key, plan.headline, plan.reason)
-        for title, plan in plans_of_runs(sweep, workspace, verify=verify)
+        for title, plan in plans_of_runs(sweep, workspace, cells, verify=verify)
     ]
     show_rows(("run", "stage", "key", "plan", "why"), rows)
-    if num_tuning := len(sweep.tuning_runs()):
-        say(f"{num_tuning} runs for tuning, then {len(sweep.reported_runs())} with the chosen values")
+    if num_tuning := len(sweep.tuning_runs(cells)):
+        say(f"{num_tuning} runs for tuning, then {len(sweep.reported_runs(cells))} with the chosen values")
 
 
 def plans_of(
@@ -152,13 +152,15 @@ def show_resources(
         raise ConfigError("\n".join(complaints))
 
 
-def plans_of_runs(sweep: Sweep, workspace: Workspace, *, verify: bool) -> Iterator[tuple[str, StagePlan]]:
+def plans_of_runs(
+    sweep: Sweep, workspace: Workspace, cells: Sequence[str], *, verify: bool
+) -> Iterator[tuple[str, StagePlan]]:
     """Each stage once, with the title of the first run that contains it; `all`: made before any run of a comparison."""
     known = set[str]()
     for plan in plans_of(sweep.common(), workspace, verify=verify) if sweep.design.arms else ():
         known.add(plan.identity.key)
         yield "all", plan
-    for run in sweep.tuning_runs() or sweep.reported_runs():
+    for run in sweep.tuning_runs(cells) or sweep.reported_runs(cells):
         for plan in plans_of(run.config, workspace, verify=verify):
             if plan.node.name in run.nodes and plan.identity.key not in known:
                 known.add(plan.identity.key)

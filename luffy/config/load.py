@@ -55,13 +55,7 @@ _KEYS: dict[str, FileKind] = {
     "budget": "comparison",
 }
 """The first key that a file has tells its kind: a study also has arms, and a study or a comparison may have a grid."""
-_WORDS: dict[FileKind, tuple[str, str]] = {
-    "experiment": ("an experiment", "run"),
-    "comparison": ("a comparison of methods", "compare"),
-    "grid": ("a grid of runs", "compare"),
-    "study": ("a study", "study"),
-}
-"""The kind as a noun, and the command that runs it."""
+_NOUNS: dict[FileKind, str] = {"comparison": "a comparison of methods", "grid": "a grid of runs", "study": "a study"}
 _COMMAND_LINE = "command line"
 _MAX_SHOWN = 60
 _FILES = (".yaml", ".yml")
@@ -121,7 +115,8 @@ def _resolved(path: Path | str | Mapping[str, Value], overrides: Sequence[str], 
     else:
         file = experiment_file(path)
         own = _read_with_extends(file, ())
-        refuse_other_kind(own.plain()[0], path, "experiment")
+        if (kind := file_kind(own.plain()[0])) != "experiment":
+            raise ConfigError(f"{path}: is {_NOUNS[kind]}, not an experiment; run it with: luffy compare {path}")
     files = [text for text in overrides if text.endswith(_FILES) and "=" not in text]
     for further in map(experiment_file, files):
         own = _over(_read_with_extends(further, ()), own)
@@ -208,15 +203,6 @@ def _have_methods(entries: Mapping[str, Entry]) -> bool:
 
 def file_kind(values: Mapping[str, Value]) -> FileKind:
     return next((kind for key, kind in _KEYS.items() if key in values), "experiment")
-
-
-def refuse_other_kind(values: Mapping[str, Value], given: Path | str, wanted: FileKind) -> None:
-    """Raise ConfigError if the file `given` with these `values` is not of the kind `wanted`."""
-    found = file_kind(values)
-    is_unfinished = found == "experiment" and "experiment" in values  # names one; the missing keys are reported later
-    if found != wanted and not is_unfinished:
-        noun, command = _WORDS[found]
-        raise ConfigError(f"{given}: is {noun}, not {_WORDS[wanted][0]}; run it with: luffy {command} {given}")
 
 
 def _presets(own: Given, command_line: Given, path: Path) -> tuple[Given, Given]:

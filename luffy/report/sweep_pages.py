@@ -142,7 +142,7 @@ def study_markdown(findings: Findings, results: SweepResults) -> str:
     name = findings.design.name
     figure = f"Effect against {findings.design.reference}", f"{name}.svg"
     page = replace(study_page(findings, results), title=f"Results of {name}", subtitle="", picture=figure)
-    return f"<!-- Written by `luffy study --page`; do not edit. -->\n\n{markdown(page)}\n"
+    return f"<!-- Written by `luffy compare --page`; do not edit. -->\n\n{markdown(page)}\n"
 
 
 def study_figure(findings: Findings) -> str:

@@ -1,4 +1,4 @@
-"""`luffy compare CONFIG`: methods under one budget, or one experiment over a grid of values, with several seeds."""
+"""`luffy compare CONFIG`: methods under one budget, one experiment over a grid, or a study, with several seeds."""
 
 from typing import Annotated
 
@@ -6,14 +6,13 @@ from typer import Option
 
 from luffy.cli.options import Debug, DryRun, Overrides, Verify, WorkspaceFolder, config_argument
 from luffy.cli.planning import check, show_sweep_plan
-from luffy.config.load import FileKind
-from luffy.config.many_runs.sweep_runs import kind_of_file, load_sweep
-from luffy.errors import EXIT_OK
+from luffy.config.many_runs.sweep_runs import load_sweep
+from luffy.errors import EXIT_OK, UserError
 from luffy.flows.launch import launch
 from luffy.pipeline.workspace import find_workspace
 
-FLOW = "luffy.flows.run_sweep:run_sweep"
-_HELP = "YAML file of a comparison, a grid or an experiment, or the name of a shipped one (compare_arithmetic)"
+_FLOW = "luffy.flows.run_sweep:run_sweep"
+_HELP = "YAML file of a comparison, a grid, a study or an experiment, or the name of a shipped one (compare_arithmetic)"
 
 
 def compare(
@@ -26,21 +25,47 @@ def compare(
     seeds: Annotated[
         list[int] | None, Option("--seed", help="for an experiment: a seed of SFT and RL; may be repeated")
     ] = None,
+    cells: Annotated[str | None, Option("--cells", metavar="A,B", help="for a study: only these cells")] = None,
+    collect: Annotated[
+        bool, Option("--collect", help="for a study: add finished results to the parquet files beside the design")
+    ] = False,
+    page: Annotated[
+        bool, Option("--page", help="for a study: write page, figure and tables from these files alone")
+    ] = False,
     dry_run: DryRun = False,
     verify: Verify = False,
     workspace: WorkspaceFolder = None,
     debug: Debug = False,
 ) -> int:
-    """Compare methods under one budget, or the values of a grid, with several seeds.
+    """Compare methods under one budget, or the values of a grid, with several seeds; a study in many cells.
 
-    What runs share is made once. A failed run does not stop the others; the same command tries it again.
+    What runs share is made once. A failed run does not stop the others; the same command tries it again, and a study
+    does not start finished runs again.
     """
-    wanted: FileKind = "grid" if kind_of_file(config) in ("grid", "experiment") else "comparison"
-    sweep = load_sweep(config, overrides or (), over or (), seeds or (), wanted=wanted)
-    where = find_workspace(workspace)
-    if dry_run:
-        show_sweep_plan(sweep, where, verify=verify)
-        return EXIT_OK
-    check([each.config for each in sweep.candidates()], where)
-    parameters = {"config_file": config, "overrides": overrides or [], "over": over or [], "seeds": seeds or []}
-    return launch(FLOW, {**parameters, "verify": verify}, where, None, debug=debug)
+    sweep, where = load_sweep(config, overrides or (), over or (), seeds or ()), find_workspace(workspace)
+    of_studies = {"--cells": cells, "--collect": collect, "--page": page}
+    given = [option for option, value in of_studies.items() if value not in (None, False)]
+    if given and not sweep.design.axes:
+        raise UserError(f"{given[0]} has no effect on a {sweep.design.kind}, only on a study; remove it")
+    if cells is not None and (collect or page):
+        raise UserError(f"--cells has no effect with {given[1]}, which is about all cells; remove it")
+    names = [name.strip() for name in (cells or "").split(",") if name.strip()]
+    if cells is not None and not names:
+        raise UserError(f"--cells {cells!r}: names no cell; give one or more, separated by commas")
+    selected = sweep.selected(names)
+    sweep.check(selected)
+    if collect or page:
+        from luffy.cli.study_view import collect_results, write_pages  # numpy and pyarrow: only when they are needed
+
+        if collect:
+            collect_results(sweep, where, verify=verify)
+        if page:
+            write_pages(sweep)
+    elif dry_run:
+        show_sweep_plan(sweep, where, selected, verify=verify)
+    else:
+        check([each.config for each in sweep.candidates(selected[0])], where)
+        parameters = {"config_file": config, "overrides": overrides or [], "over": over or [], "seeds": seeds or []}
+        parameters |= {"cells": list(selected) if sweep.design.axes else [], "verify": verify}
+        return launch(_FLOW, parameters, where, None, debug=debug)
+    return EXIT_OK

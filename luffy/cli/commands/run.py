@@ -78,12 +78,13 @@ def plan(
     workspace: WorkspaceFolder = None,
     debug: Debug = False,
 ) -> int:
-    """What a run would do with each stage, and why; also of a comparison or a grid."""
+    """What a run would do with each stage, and why; also of a comparison, a grid or a study."""
     where = find_workspace(workspace)
-    if kind_of_file(config) in ("comparison", "grid"):
+    if kind_of_file(config) != "experiment":
         if adopt:
             raise BadParameter("a comparison adopts nothing; plan one of its runs", param_hint="--adopt")
-        show_sweep_plan(load_sweep(config, overrides or ()), where, verify=verify)
+        sweep = load_sweep(config, overrides or ())
+        show_sweep_plan(sweep, where, sweep.selected(()), verify=verify)
     else:
         show_plan(load_experiment(config, overrides or ()), where, verify=verify, adopts=adopt)
     return EXIT_OK
