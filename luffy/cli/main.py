@@ -23,7 +23,7 @@ _GROUPS = {
     "Experiments": ("run", "plan", "config", "evaluate", "compare", "serve"),
     "Results": ("show", "diff", "rescore", "export", "gc"),
 }
-_MODULES = {"plan": "run", "evaluate": "run", "diff": "rescore"}
+_MODULES = {"plan": "run", "diff": "rescore"}
 """Where a command is, in a module of another's name."""
 _TAKE_FIELDS = ("run", "plan", "config", "evaluate")
 _GONE = {

@@ -4,12 +4,25 @@ from typing import Annotated
 
 from typer import Option
 
+from luffy.cli.console import say
 from luffy.cli.options import Debug, DryRun, Overrides, Verify, WorkspaceFolder, config_argument
 from luffy.cli.planning import check, show_sweep_plan
-from luffy.config.many_runs.sweep_runs import load_sweep
-from luffy.errors import EXIT_OK, UserError
+from luffy.config.many_runs.sweep_runs import Sweep, load_sweep
+from luffy.errors import EXIT_OK, DataError, UserError
+from luffy.evaluation.across_runs.run_results import (
+    REPORTED,
+    TRIED,
+    joined_results,
+    read_sweep_results,
+    result_files,
+    write_results,
+)
+from luffy.evaluation.across_runs.sweep_findings import SweepProgress, find
+from luffy.files import write_atomic
 from luffy.flows.launch import launch
-from luffy.pipeline.workspace import find_workspace
+from luffy.pipeline.workspace import Workspace, find_workspace
+from luffy.report.page import html
+from luffy.report.sweep_pages import study_figure, study_markdown, study_page
 
 _FLOW = "luffy.flows.run_sweep:run_sweep"
 _HELP = "YAML file of a comparison, a grid, a study or an experiment, or the name of a shipped one (compare_arithmetic)"
@@ -55,17 +68,57 @@ def compare(
     selected = sweep.selected(names)
     sweep.check(selected)
     if collect or page:
-        from luffy.cli.study_view import collect_results, write_pages  # numpy and pyarrow: only when they are needed
-
         if collect:
-            collect_results(sweep, where, verify=verify)
+            _collect(sweep, where, verify=verify)
         if page:
-            write_pages(sweep)
+            _write_pages(sweep)
     elif dry_run:
         show_sweep_plan(sweep, where, selected, verify=verify)
     else:
         check([each.config for each in sweep.candidates(selected[0])], where)
-        parameters = {"config_file": config, "overrides": overrides or [], "over": over or [], "seeds": seeds or []}
+        parameters: dict[str, object] = {
+            "config_file": config,
+            "overrides": overrides or [],
+            "over": over or [],
+            "seeds": seeds or [],
+        }
         parameters |= {"cells": list(selected) if sweep.design.axes else [], "verify": verify}
         return launch(_FLOW, parameters, where, None, debug=debug)
     return EXIT_OK
+
+
+def _collect(study: Sweep, workspace: Workspace, *, verify: bool) -> None:
+    """Add the finished results of all cells to those beside the design.
+
+    Raises UserError where no run is finished, or where the files hold another result of one of them.
+    """
+    progress = SweepProgress(study, workspace, verify=verify)
+    reported = study.reported_runs(study.cells, progress.chosen(study.cells))
+    results = progress.collect([*study.tuning_runs(study.cells), *reported])
+    if results.outcomes.empty:
+        raise UserError(f"workspace {workspace.root}: no run of {study.design.name} is finished; nothing is written")
+    files = result_files(study.path, study.design.name)
+    if any(path.exists() for path in files):
+        try:
+            in_design = read_sweep_results(files).where(cell=study.cells, arm=("", *study.design.arms))
+            results = joined_results(in_design, results)
+        except DataError as error:
+            raise UserError(
+                f"{files[0]}: does not go with workspace {workspace.root} ({error}); delete "
+                f"{files[0].name} and {files[1].name} to write only the results of this workspace"
+            ) from None
+    write_results(results, files)
+    runs = results.where(role=(REPORTED, TRIED)).outcomes[["cell", "role", "arm", "point", "seed"]]
+    num_runs = len(runs.drop_duplicates())
+    for path in files:
+        say(f"{path}: {num_runs} runs, {path.stat().st_size:,} bytes")
+
+
+def _write_pages(study: Sweep) -> None:
+    """Write the page, the figure and the tables beside the design, out of the parquet files."""
+    results = read_sweep_results(result_files(study.path, study.design.name))
+    findings, folder, name = find(study, results), study.path.parent, study.design.name
+    write_atomic(folder / f"{name}.html", html(study_page(findings, results)))
+    write_atomic(folder / f"{name}.results.md", study_markdown(findings, results))
+    write_atomic(folder / f"{name}.svg", study_figure(findings))
+    say(f"report: {folder}/{name}.html")
