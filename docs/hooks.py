@@ -15,7 +15,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from typer.testing import CliRunner
 
-from luffy.cli.main import app
+from luffy.cli.main import application
 from luffy.config import ExperimentConfig
 from luffy.config.many_runs.sweep_design import SweepDesign
 from luffy.config.strict import field_docs
@@ -169,8 +169,10 @@ def _bare_type(annotation: Any) -> str:
 def commands_page() -> str:
     """What `luffy COMMAND --help` prints, for every command."""
     text = "# Commands\n\nWhat `luffy COMMAND --help` prints; `python -m luffy` is the same program.\n"
-    for name in typer.main.get_command(app).commands:
-        shown = CliRunner().invoke(app, [name, "--help"], prog_name="luffy", env={"COLUMNS": "84", "NO_COLOR": "1"})
+    for name in typer.main.get_command(application()).commands:
+        shown = CliRunner().invoke(
+            application(), [name, "--help"], prog_name="luffy", env={"COLUMNS": "84", "NO_COLOR": "1"}
+        )
         assert shown.exit_code == 0, shown.output
         text += f"\n## luffy {name}\n\n```text\n{shown.output.strip()}\n```\n"
     return text

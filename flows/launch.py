@@ -23,6 +23,8 @@ from luffy.pipeline.workspace import WORKSPACE_VARIABLE, Workspace
 
 _EMBEDDED_RETRIES = 2
 """Retries of a request to the embedded server, after 2 s and 4 s."""
+_OF_FIRST_FLOW = ("prefect.flow_engine", "prefect.task_engine", "fastapi.encoders")
+"""What Prefect imports at its first flow; here while the embedded server starts."""
 
 
 def launch(
@@ -54,6 +56,8 @@ def launch(
             module, _, name = flow.partition(":")
             with without_collections():
                 program = importlib.import_module(module)
+                for late in _OF_FIRST_FLOW:
+                    importlib.import_module(late)
             call_flow(getattr(program, name), parameters, server)
     except KeyboardInterrupt:
         show_error("interrupted; the same command resumes")
@@ -76,9 +80,9 @@ def call_flow(flow: Callable[..., object], parameters: Mapping[str, object], ser
     # No automation watches an embedded server's heartbeats, and stopping them takes a second. An embedded server that
     # has died does not come back, and Prefect would wait a minute for it at every request.
     embedded = {PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None, PREFECT_CLIENT_MAX_RETRIES: _EMBEDDED_RETRIES}
-    if server is not None:
-        server.wait()
     with temporary_settings(embedded if server else {}):
+        if server is not None:
+            server.wait()
         try:
             flow(**parameters)
         except HTTPStatusError as error:

@@ -103,4 +103,4 @@ def create_app() -> Application:
     with without_collections():
         from prefect.server.api.server import create_app as create_prefect_app
 
-    return OwnPages(create_prefect_app(), os.environ.get(NAMES_VARIABLE, "").split(","))
+        return OwnPages(create_prefect_app(), os.environ.get(NAMES_VARIABLE, "").split(","))

@@ -159,6 +159,8 @@ class ApiServer:
             # The first start migrates the database: one server at a time.
             starting.enter_context(stage_lock(home, waiting=partial(logger.warning, "%s: waiting for %s", home)))
             self._starting = starting.pop_all()
+        # Embedded, it has written all that it was told, and has nothing else to do.
+        self._grace_s = 0.0 if port is None else _STOP_TIMEOUT_S
         mode = {"PREFECT__SERVER_EPHEMERAL": "1"} if port is None else {"PREFECT_SERVER_API_PORT": str(port)}
         port = port or free_port()
         self.url = f"http://{reachable_host(host)}:{port}/api"
@@ -185,10 +187,10 @@ class ApiServer:
         return self._process.poll() is not None
 
     def stop(self) -> None:
-        """End the server; its data is in its database already."""
+        """End the server."""
         self._starting.close()
         if not self.has_ended():
-            end_group(self._process, _STOP_TIMEOUT_S)
+            end_group(self._process, self._grace_s)
 
 
 def free_port() -> int:

@@ -3,7 +3,7 @@
 Stages that runs share (data, base policy and its evaluation, a seed's SFT start) are made once. A failed run does not
 stop the others; the same command tries it again and reuses the rest. A study, which goes on for days on several
 machines, does not start finished runs again.
-`python flows/run_sweep.py compare CONFIG` is `luffy compare CONFIG`, and so is `study`.
+`python flows/run_sweep.py compare CONFIG` is `luffy compare CONFIG`.
 """
 
 if __name__ == "__main__":
@@ -18,7 +18,6 @@ from prefect.runtime import flow_run
 
 from luffy.cli.console import say, show_table
 from luffy.config.many_runs.sweep_runs import load_sweep
-from luffy.evaluation.across_runs.run_results import read_sweep_results, result_files
 from luffy.evaluation.across_runs.sweep_findings import Findings
 from luffy.pipeline.resources import check_resources
 from luffy.pipeline.workspace import find_workspace
@@ -39,9 +38,7 @@ def run_sweep(
     over: list[str] | None = None,
     seeds: list[int] | None = None,
     cells: list[str] | None = None,
-    budget_hours: float | None = None,
     verify: bool = False,
-    as_committed: bool = False,
 ) -> None:
     """Execute all runs of a grid, a comparison or a study, in the workspace of LUFFY_WORKSPACE.
 
@@ -51,18 +48,13 @@ def run_sweep(
         over: For an experiment, the values of the grid around it, each as `key.path=[VALUE, ...]`.
         seeds: For an experiment, the seeds of every point.
         cells: For a study, the cells to run; empty for all of them.
-        budget_hours: For a study, no run starts later than this after the first.
         verify: Compare full hashes of earlier results before they are reused.
-        as_committed: For a study, take the tuned values from the committed results instead of tuning again.
     """
     sweep = load_sweep(config_file, overrides or [], over or [], seeds or [])
     selected = sweep.selected(cells or [])
     sweep.check(selected)
     for candidate in sweep.candidates(selected[0]):
         check_resources(candidate.config)
-    chosen = None
-    if as_committed:
-        chosen = read_sweep_results(result_files(sweep.path, sweep.design.name)).chosen_for(sweep, selected)
     with open_runs(sweep, selected, find_workspace(), verify=verify) as running:
         if not sweep.design.axes:
             findings = run_arms(running, sweep)
@@ -70,10 +62,7 @@ def run_sweep(
             say(f"report: {running.folder}/{sweep.design.kind}.html")
             raise_failures(findings.failures, len(sweep.tuning_runs()) + len(sweep.reported_runs()))
             return
-        outcome = run_cells(running, sweep, selected, chosen=chosen, budget_hours=budget_hours)
-    raise_failures(outcome.failures, outcome.num_runs)
-    if outcome.is_out_of_time:
-        say(f"the budget of {budget_hours:g} hours is spent; {outcome.num_left} runs are left; repeat the command")
+        run_cells(running, sweep, selected)
 
 
 def _show(findings: Findings) -> None:

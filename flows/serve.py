@@ -60,6 +60,7 @@ _ENVIRONMENT = {
     "PREFECT_SERVER_UI_SHOW_PROMOTIONAL_CONTENT": "false",
     "PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "INFO",
     "PREFECT_WORKER_QUERY_SECONDS": "2",
+    "PREFECT_WORKER_CANCELLATION_POLL_SECONDS": "10",  # where no event arrives
 }
 _PREFECT = [sys.executable, "-m", "prefect"]
 _CLOSED = "the server that ran it was ended; start the run again, and its stages resume"

@@ -10,11 +10,3 @@ _ADDRESS = re.compile(r"(?<=[A-Za-z])(:(?=//)|(?<=www)\.)", re.IGNORECASE)
 def markdown_cell(text: str) -> str:
     """Text for a cell of a table or a line of its own: no HTML, image or link begins in it, and no cell ends."""
     return _ADDRESS.sub(r"\\\1", _MARKUP.sub(lambda found: f"\\{found[0]}", " ".join(text.split())))
-
-
-def code_span(text: str) -> str:
-    """Text as inline code that no backtick in it can close."""
-    flat = " ".join(text.split())
-    longest = max(map(len, re.findall("`+", flat)), default=0)
-    fence = "`" * (longest + 1)
-    return f"{fence} {flat} {fence}" if "`" in flat else f"{fence}{flat or ' '}{fence}"

@@ -6,12 +6,10 @@ submitted, so that cancelling ends the stages at once, as for a single experimen
 
 import contextvars
 import threading
-import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -22,7 +20,7 @@ from prefect.context import TaskRunContext
 from luffy.api.runs import track_run
 from luffy.cli.console import ChainProgress, terminal
 from luffy.config.many_runs.sweep_design import CENTRE
-from luffy.config.many_runs.sweep_runs import SHARED_NODES, Chosen, Sweep, SweepRun, distinct
+from luffy.config.many_runs.sweep_runs import SHARED_NODES, Sweep, SweepRun
 from luffy.errors import EXIT_INTERRUPTED, LuffyError, StageFailed, first_line
 from luffy.evaluation.across_runs.run_results import RunOutcome, RunResult, read_run
 from luffy.evaluation.across_runs.sweep_findings import (
@@ -41,7 +39,7 @@ from luffy.pipeline.walk import stopping_on_failure
 from luffy.pipeline.workspace import Workspace, link
 from luffy.report.page import html, markdown
 from luffy.report.sweep_pages import sweep_page
-from luffy.tasks.artifacts import Artifact, Slot
+from luffy.tasks.artifacts import Artifact
 from luffy.tasks.session import Session, artifact_key, open_session
 from luffy.tasks.stages import FinishedStage, make_chain, make_stage
 
@@ -65,10 +63,6 @@ class SharedStages:
                 raise
 
 
-class OutOfTime(LuffyError):
-    """The budget of hours is spent: no further run starts."""
-
-
 class ManyRuns:
     """State that the tasks of all runs share; safe to use from several threads.
 
@@ -87,19 +81,6 @@ class ManyRuns:
     def folder(self) -> Path:
         """Where the page of all runs is."""
         return self.session.run.directory
-
-
-@dataclass(frozen=True, slots=True)
-class StudyOutcome:
-    """What one call of `run_cells` achieved."""
-
-    failures: list[str]
-    """A line for each failed run."""
-    num_runs: int
-    """Runs that were not finished when the call began, as far as tuning has settled them."""
-    num_left: int
-    """Runs that are not finished, failed ones included."""
-    is_out_of_time: bool
 
 
 @contextmanager
@@ -131,57 +112,37 @@ def run_arms(running: ManyRuns, sweep: Sweep) -> Findings:
     return conclude(running, find_on_arms(sweep, arms_of(sweep, runs, outcomes), base, tuning))
 
 
-def run_cells(
-    running: ManyRuns, sweep: Sweep, cells: Sequence[str], *, chosen: Chosen | None, budget_hours: float | None
-) -> StudyOutcome:
-    """Execute the unfinished runs of `cells`: tuning first, unless `chosen` gives the values, then reported runs."""
+def run_cells(running: ManyRuns, sweep: Sweep, cells: Sequence[str]) -> None:
+    """Execute the unfinished runs of `cells`: tuning first, then reported runs. LuffyError where some have failed."""
     experiment = running.session.run.experiment
     progress = SweepProgress(sweep, experiment.workspace, verify=experiment.verify)
-    began, num_runs, out_of_time, failures = time.monotonic(), 0, False, list[str]()
-
-    def check_start() -> None:
-        if budget_hours is not None and time.monotonic() - began >= 3600 * budget_hours:
-            raise OutOfTime("not started: the budget of hours is spent")
+    num_runs, failures = 0, list[str]()
 
     def make(runs: Sequence[SweepRun]) -> None:
-        nonlocal num_runs, out_of_time
+        nonlocal num_runs
         left = progress.left(runs)
         num_runs += len(left)
-        outcomes = run_all(running, left, {}, check_start)
-        for run in left:
-            outcome = outcomes[run.folder]
-            out_of_time = out_of_time or isinstance(outcome, OutOfTime)
-            if isinstance(outcome, LuffyError) and not isinstance(outcome, OutOfTime):
-                failures.append(f"{run.title}: {first_line(outcome)}")
+        outcomes = run_all(running, left, {})
+        failed = {run.title: outcomes[run.folder] for run in left}
+        failures.extend(
+            f"{title}: {first_line(error)}" for title, error in failed.items() if isinstance(error, LuffyError)
+        )
         progress.forget()
 
-    tuning = sweep.tuning_runs(cells) if chosen is None else []
-    if chosen is None:
-        make(tuning)
-        chosen = progress.chosen(cells)
-    reported, expected = sweep.reported_runs(cells, chosen), sweep.reported_runs(cells)
-    make(reported)
-    # Runs of arms without a chosen value are left, too.
-    unchosen = len(distinct(expected)) - len(distinct(reported)) if len(expected) > len(reported) else 0
-    return StudyOutcome(failures, num_runs, len(progress.left([*tuning, *reported])) + unchosen, out_of_time)
+    make(sweep.tuning_runs(cells))
+    make(sweep.reported_runs(cells, progress.chosen(cells)))
+    raise_failures(failures, num_runs)
 
 
-def run_all(
-    running: ManyRuns,
-    runs: Sequence[SweepRun],
-    shared: Mapping[str, FinishedStage],
-    check_start: Callable[[], None] = lambda: None,
-) -> dict[str, RunOutcome]:
+def run_all(running: ManyRuns, runs: Sequence[SweepRun], shared: Mapping[str, FinishedStage]) -> dict[str, RunOutcome]:
     """Execute `runs`, `workers` at a time; returns the result or the failure of each by `SweepRun.folder`.
 
-    `shared` holds finished stages by name, for the runs that contain them. `check_start` is called before each run; if
-    it raises a LuffyError, the run does not start and fails with that error. An interrupt, or any error other than a
+    `shared` holds finished stages by name, for the runs that contain them. An interrupt, or any error other than a
     LuffyError, ends all runs.
     """
 
     def outcome(run: SweepRun) -> RunOutcome:
         try:
-            check_start()
             return learn(running, run, shared)
         except LuffyError as error:
             return error
@@ -224,8 +185,8 @@ def conclude(running: ManyRuns, findings: Findings) -> Findings:
     text = f"With all plots, to open in a browser: `{place}`\n\n{markdown(page)}"
     context = TaskRunContext.get()
     assert context is not None
-    slot = Slot(context.task_run.id, artifact_key(findings.design.name, kind))
-    running.session.publisher.offer(slot, lambda: Artifact("markdown", text, kind.capitalize()))
+    key = artifact_key(findings.design.name, kind)
+    running.session.publisher.offer(context.task_run.id, key, lambda: Artifact(text, kind.capitalize()))
     return findings
 
 

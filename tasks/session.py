@@ -1,12 +1,5 @@
-"""State that the tasks of a flow run share: the run, its display, its log and artifacts in the UI; its cancellation.
+"""State that the tasks of a flow run share: the run, its display, its log and pages in the UI."""
 
-Prefect leaves cancellation to the worker, which learns of a request from one event. It misses the event if its
-connection to the server is broken at that moment, and the run would go on as "Cancelling" to its end. So the flow of a
-deployment looks itself, and then ends as on Ctrl-C: this process gets the same signal. One that a terminal has started
-has no worker; Ctrl-C ends it.
-"""
-
-import contextvars
 import functools
 import logging
 import os
@@ -25,7 +18,6 @@ from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.actions import ArtifactCreate, ArtifactUpdate
 from prefect.context import FlowRunContext, TaskRunContext
 from prefect.logging import get_run_logger
-from prefect.states import Cancelled
 
 from luffy.api.runs import track_run
 from luffy.cli.console import StageLine, progress_words, stage_display
@@ -39,8 +31,7 @@ from luffy.pipeline.plan import StagePlan, several_to_make
 from luffy.pipeline.warm_start import WarmServer, can_start_warm
 from luffy.pipeline.workspace import Workspace
 from luffy.processes import watch_parent
-from luffy.report.cells import duration
-from luffy.tasks.artifacts import Artifact, Publisher, Slot, Writer, stage_page, tolerating_prefect
+from luffy.tasks.artifacts import Artifact, Publisher, Writer, stage_page
 
 HOST_TAG = "host:"
 """Begins the tag of a flow run that names the host on which it runs, so that a server knows which runs are its own."""
@@ -49,11 +40,7 @@ _LONGEST_NAME = 60
 """Letters that the UI shows of a run's name."""
 _LOG_INTERVAL_S = 30.0
 _REQUEST_TIMEOUT_S = 60.0
-_POLL_S = 3.0
-_SETTLE_S = 30.0
 _FAREWELL_S = 20.0
-_WORKER_S = 40.0
-"""A worker's share of a cancellation: it sends SIGTERM at once and SIGKILL 30 seconds later."""
 _RECORD = re.compile(r"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} (DEBUG|INFO|WARNING|ERROR|CRITICAL) (.*)$")
 _FOREIGN = re.compile(r"\b(WARNING|ERROR|CRITICAL)\b")
 _NOISE = re.compile(r"\r|\d+%\|.*\||^\s*$")
@@ -129,7 +116,7 @@ def open_session(
     context = FlowRunContext.get()
     assert context is not None and context.flow_run is not None, "to be opened inside a flow"
     flow_run, by_worker = context.flow_run.id, context.flow_run.deployment_id is not None
-    stopped, ended = threading.Event(), threading.Event()
+    stopped = threading.Event()
 
     def end_without_worker() -> None:
         """After the death of the worker: end the stage gracefully, then this process in any case."""
@@ -139,11 +126,7 @@ def open_session(
 
     if by_worker:
         watch_parent(os.getppid(), end_without_worker)
-        context_run = contextvars.copy_context().run  # of this thread's context, which holds Prefect's settings
-        watch = (_watch, flow_run, ended, _WORKER_S)
-        threading.Thread(target=context_run, args=watch, name="cancellation", daemon=True).start()
     with ExitStack() as stack:
-        stack.callback(ended.set)
         # The command line has started one already, if it is worth it.
         if by_worker and can_start_warm() and (display is not None or several_to_make(experiment.plan())):
             stack.enter_context(WarmServer(workspace.warm_log).use())
@@ -182,7 +165,7 @@ def artifact_key(*parts: str) -> str:
 
 
 class PrefectObserver(StageObserver):
-    """Forwards a stage's events to the display and to Prefect: events, and log and artifacts of its task."""
+    """Forwards a stage's events to the display and to Prefect: log and page of its task."""
 
     def __init__(self, session: Session) -> None:
         self._display = session.display
@@ -203,22 +186,17 @@ class PrefectObserver(StageObserver):
         self._logger.info("%s: %s", plan.headline, plan.reason or plan.identity.key)
         self._logger.info("its files: %s", plan.directory)
         self._display.planned(plan)
-        self._show_progress(plan, 0.0, f"{plan.headline}, starting")
 
     def event(self, plan: StagePlan, event: Event) -> None:
         self._display.event(plan, event)
         self._line.take(event)
         if event.kind == "progress":
-            words = progress_words(self._line)
-            self._show_progress(plan, self._line.percent, words)
             self._offer_page(plan)
             if (now := time.monotonic()) - self._logged >= _LOG_INTERVAL_S:
                 self._logged = now
-                self._logger.info("%s", words)
+                self._logger.info("%s", progress_words(self._line))
         elif event.text:
             self._logger.log(_LEVELS.get(event.kind, logging.INFO), "%s: %s", event.kind, event.text)
-        if event.kind == "waiting":
-            self._show_progress(plan, self._line.percent, self._line.note)
 
     def line(self, plan: StagePlan, text: str) -> None:
         self._display.line(plan, text)
@@ -228,8 +206,6 @@ class PrefectObserver(StageObserver):
         figures = ", ".join(f"{name} {value:.4g}" for name, value in manifest.metrics.items())
         self._logger.info("%s; %s", "reused" if plan.action == "reuse" else "finished", figures or "no figures")
         self._display.finished(plan, manifest)
-        took = duration(self._line.seconds(time.time()) or 0.0)
-        self._show_progress(plan, 100.0, "reused" if plan.action == "reuse" else f"finished in {took}")
         self._offer_page(plan)
 
     def failed(self, plan: StagePlan, error: BaseException) -> None:
@@ -240,17 +216,10 @@ class PrefectObserver(StageObserver):
             self.event(plan, Event("message", time.time(), os.getpid(), text=f"{why}; {delay}"))
             return
         self._display.failed(plan, error)
-        line = self._line
-        where = f" at step {line.step}/{line.total}; run it again to resume it" if line.total else ""
-        self._show_progress(plan, line.percent, f"ended{where}")
-
-    def _show_progress(self, plan: StagePlan, percent: float, words: str) -> None:
-        artifact = Artifact("progress", percent, f"{plan.node.name}: {words}")
-        self._publisher.offer(Slot(self._task_run, None), lambda: artifact)
 
     def _offer_page(self, plan: StagePlan) -> None:
-        slot = Slot(self._task_run, artifact_key(self._config.name, plan.node.name))
-        self._publisher.offer(slot, functools.partial(stage_page, plan))
+        key = artifact_key(self._config.name, plan.node.name)
+        self._publisher.offer(self._task_run, key, functools.partial(stage_page, plan))
 
 
 def _writer(flow_run: UUID, labels: list[str]) -> Writer:
@@ -267,12 +236,11 @@ def _writer(flow_run: UUID, labels: list[str]) -> Writer:
         opened.update_flow_run(flow_run, tags=list(found))
         return opened
 
-    def write(slot: Slot, artifact: Artifact, identifier: UUID | None) -> UUID:
-        words, data = artifact.description, artifact.data
+    def write(task_run: UUID, key: str, artifact: Artifact, identifier: UUID | None) -> UUID:
+        words, data = artifact.description, artifact.text
         if identifier is None:
-            run, task_run = flow_run, slot.task_run
             new = ArtifactCreate(
-                type=artifact.kind, key=slot.key, description=words, data=data, flow_run_id=run, task_run_id=task_run
+                type="markdown", key=key, description=words, data=data, flow_run_id=flow_run, task_run_id=task_run
             )
             return client().create_artifact(new).id
         change = ArtifactUpdate(data=data, description=words).model_dump(mode="json", exclude_unset=True)
@@ -314,35 +282,3 @@ class StageLog:
         self._lines += 1
         if self._lines <= _MAX_LINES:
             self._log(level, "%s", words[:_MAX_LENGTH])
-
-
-def _watch(flow_run: UUID, ended: threading.Event, after_s: float) -> None:
-    """Interrupt this process once the run is cancelled, unless its worker ends it within `after_s` seconds."""
-    client = get_client(sync_client=True, httpx_settings={"timeout": _REQUEST_TIMEOUT_S})
-    while not ended.wait(_POLL_S):
-        if _state(client, flow_run) in ("CANCELLING", "CANCELLED"):
-            if ended.wait(after_s):
-                return
-            # Not a daemon: the process must not end before this thread.
-            threading.Thread(target=_settle, args=(client, flow_run), name="cancelled", daemon=False).start()
-            # A shell script starts background processes, a worker among them, with SIGINT ignored.
-            ignored = signal.getsignal(signal.SIGINT) is signal.SIG_IGN
-            os.kill(os.getpid(), signal.SIGTERM if ignored else signal.SIGINT)
-            return
-
-
-def _settle(client: SyncPrefectClient, flow_run: UUID) -> None:
-    """Mark the run as cancelled: Prefect marks an interrupted run as crashed, more than once."""
-    threading.main_thread().join(_SETTLE_S)
-    if _state(client, flow_run) == "CANCELLED":
-        return
-    with tolerating_prefect("the run could not be marked as cancelled; is its server gone?"):
-        client.set_flow_run_state(flow_run, Cancelled(message="cancelled; run it again to resume"), force=True)
-
-
-def _state(client: SyncPrefectClient, flow_run: UUID) -> str:
-    """The type of the run's state; empty if the server does not return one."""
-    with tolerating_prefect("the state of the run could not be read"):
-        state = client.read_flow_run(flow_run).state
-        return state.type.value if state is not None else ""
-    return ""

@@ -151,11 +151,6 @@ class StageLine:
             return None
         return (self._last_time - self._first_time) / done * (self.total - self.step)
 
-    @property
-    def percent(self) -> float:
-        """Estimate for the steps that are left."""
-        return 100.0 * self.step / self.total if self.total else 0.0
-
     def seconds(self, now: float) -> float | None:
         """Time spent on the stage so far; None before it starts."""
         return None if self.began is None else (self.ended or now) - self.began

@@ -4,31 +4,28 @@ Help and plans load neither torch nor Prefect.
 """
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from importlib import import_module
 from typing import NoReturn
 
 from typer import Abort, Typer, TyperException
 
-from luffy.cli.commands.compare import compare
-from luffy.cli.commands.config import config
-from luffy.cli.commands.export import export
-from luffy.cli.commands.gc import gc
-from luffy.cli.commands.rescore import diff, rescore
-from luffy.cli.commands.run import evaluate, plan, run
-from luffy.cli.commands.serve import serve
-from luffy.cli.commands.show import show
-from luffy.cli.commands.study import study
-from luffy.cli.console import show_error
-from luffy.cli.options import fields_help
 from luffy.errors import EXIT_FAILURE, EXIT_INTERRUPTED, EXIT_USER_ERROR, LuffyError
+from luffy.library_loading import without_collections
 from luffy.processes import exit_without_finalizing
 
+with without_collections():
+    from luffy.cli.console import show_error
+    from luffy.cli.options import fields_help
+
 _NAME = "luffy"
-_GROUPS: dict[str, tuple[Callable[..., int], ...]] = {
-    "Experiments": (run, plan, config, evaluate, compare, study, serve),
-    "Results": (show, diff, rescore, export, gc),
+_GROUPS = {
+    "Experiments": ("run", "plan", "config", "evaluate", "compare", "serve"),
+    "Results": ("show", "diff", "rescore", "export", "gc"),
 }
-_TAKE_FIELDS = (run, plan, config, evaluate)
+_MODULES = {"plan": "run", "diff": "rescore"}
+"""Where a command is, in a module of another's name."""
+_TAKE_FIELDS = ("run", "plan", "config", "evaluate")
 _GONE = {
     "bench": "luffy run CONFIG rl.steps=5 measures a few real steps, and luffy plan shows what they took",
     "watch": "Prefect's UI lists the runs, luffy show RUN their state",
@@ -41,6 +38,7 @@ _GONE = {
     "leaderboard": "luffy show --leaderboard prints and writes it",
     "prepare": "luffy run CONFIG --only prepare_data makes the data alone",
     "runs": "luffy show lists the runs and results of a workspace",
+    "study": "luffy compare runs studies, too, with --cells, --collect and --page; --dry-run has its plan",
     "serve-engine": "cluster: ray has engines on other machines; luffy evaluate --model api:NAME asks a server",
 }
 _EPILOG = """\
@@ -50,17 +48,24 @@ Exit codes: 0 done, 1 failure, 2 mistake in the command, the configuration or th
 130 interrupted by Ctrl-C. After 75 and 130, repeat the command to continue.
 """
 
-app = Typer(
-    name=_NAME,
-    help="Off-policy-guided RL of language models as cached, restartable stages.",
-    epilog=_EPILOG,
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
-for _group, _commands in _GROUPS.items():
-    for _command in _commands:
-        _epilog = fields_help() if _command in _TAKE_FIELDS else None
-        app.command(rich_help_panel=_group, epilog=_epilog)(_command)
+
+def application(first: str = "") -> Typer:
+    """The command line: of the command `first` alone, so that no other one's libraries load, else of all."""
+    app = Typer(
+        name=_NAME,
+        help="Off-policy-guided RL of language models as cached, restartable stages.",
+        epilog=_EPILOG,
+        callback=lambda: None,  # without one, the name of a single command would be no part of the line
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    known = {name: group for group, names in _GROUPS.items() for name in names}
+    for name in (first,) if first in known else known:
+        with without_collections():
+            command = getattr(import_module(f"luffy.cli.commands.{_MODULES.get(name, name)}"), name)
+        epilog = fields_help() if name in _TAKE_FIELDS else None
+        app.command(rich_help_panel=known[name], epilog=epilog)(command)
+    return app
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -70,7 +75,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         show_error(f"luffy {arguments[0]} is gone; {_GONE[arguments[0]]}")
         return EXIT_USER_ERROR
     try:
-        return app(arguments, prog_name=_NAME, standalone_mode=False) or 0
+        return application(arguments[0])(arguments, prog_name=_NAME, standalone_mode=False) or 0
     except LuffyError as error:
         if "--debug" in arguments:
             raise

@@ -1,17 +1,15 @@
 """The plan of a run: what it would do with each stage, and whether it can start.
 
-One experiment: `show_plan`, `plans_of`. All runs of a comparison or a grid: `show_sweep_plan`, `plans_of_runs`; there a
+One experiment: `show_plan`, `plans_of`. All runs of a comparison, a grid or a study: `show_sweep_plan`; there a
 stage that several runs share is listed once, with the first of them.
 """
 
 from collections.abc import Collection, Iterator, Sequence
-from contextlib import ExitStack
 
 from luffy.cli.console import memory_table, plan_table, say, show_rows, terminal
 from luffy.config import ExperimentConfig
-from luffy.config.chain import views_of
 from luffy.config.many_runs.sweep_runs import Sweep
-from luffy.errors import ClusterError, ConfigError
+from luffy.errors import ConfigError
 from luffy.pipeline.experiment import open_experiment
 from luffy.pipeline.gpus import detected_gpus, gpus_of_stage
 from luffy.pipeline.graph import StageNode, build_graph
@@ -32,8 +30,8 @@ def show_plan(
 ) -> None:
     """Print the estimate of GPU memory, then for each stage what a run would do, why, and on how many GPUs.
 
-    Also how long the most similar finished result of the stage took, and the places in a running Ray cluster. GPUs are
-    left out where neither this machine nor the experiment has any. With `only`, the stages (nodes) that a run would be
+    Also how long the most similar finished result of the stage took. GPUs are left out where neither this machine nor
+    the experiment has any. With `only`, the stages (nodes) that a run would be
     asked to make, for these and what they are made from.
 
     Raises ConfigError, after printing the estimate, if the run does not fit in memory.
@@ -62,49 +60,19 @@ def show_plan(
     if found:
         sources = ", ".join(dict.fromkeys(f"{manifest.stage} {manifest.key}" for manifest in found.values()))
         say(f"took: the time of the most similar finished result of this experiment ({sources})")
-    if (
-        config.cluster == "ray"
-        and config.execution.ray.address is not None
-        and {"sft", "rl"} & {node.stage for node in chosen or experiment.nodes}
-    ):
-        _show_places(config)
 
 
-def _show_places(config: ExperimentConfig) -> None:
-    """Print where in the running cluster the ranks and engines would be, or why that is unknown.
-
-    Raises ConfigError where the cluster is too small.
-    """
-    from luffy.cluster.ray_session import joined_gpus, layout, placed_now, ray_session  # Ray is slow to import
-
-    execution = config.execution
-    num_engines = max(view.config.num_engines if "rl" in view.kinds else 0 for view in views_of(config))
-    with ExitStack() as stack:
-        try:
-            stack.enter_context(ray_session(execution.ray, 0))
-        except ConfigError as unreachable:
-            say(str(unreachable))
-            return
-        try:
-            wanted = layout(execution.ray, execution.vllm.tensor_parallel_size, joined_gpus() > 0, num_engines)
-            rows = placed_now(wanted)
-        except ClusterError as busy:
-            say(str(busy))
-            return
-    show_rows(("machine", "GPUs", "CPUs", "would run"), rows, f"Ray cluster at {execution.ray.address}")
-
-
-def show_sweep_plan(sweep: Sweep, workspace: Workspace, *, verify: bool) -> None:
-    """Print the plan of all runs of a comparison or a grid, as far as they are known before tuning."""
-    show_resources([each.config for each in sweep.candidates()], estimate=True)
+def show_sweep_plan(sweep: Sweep, workspace: Workspace, cells: Sequence[str], *, verify: bool) -> None:
+    """Print the plan of all runs in these cells of a design, as far as they are known before tuning."""
+    show_resources([each.config for each in sweep.candidates(cells[0])], estimate=True)
     say(f"workspace {workspace.root}")
     rows = [
         (title, plan.node.name, plan.identity.key, plan.headline, plan.reason)
-        for title, plan in plans_of_runs(sweep, workspace, verify=verify)
+        for title, plan in plans_of_runs(sweep, workspace, cells, verify=verify)
     ]
     show_rows(("run", "stage", "key", "plan", "why"), rows)
-    if num_tuning := len(sweep.tuning_runs()):
-        say(f"{num_tuning} runs for tuning, then {len(sweep.reported_runs())} with the chosen values")
+    if num_tuning := len(sweep.tuning_runs(cells)):
+        say(f"{num_tuning} runs for tuning, then {len(sweep.reported_runs(cells))} with the chosen values")
 
 
 def plans_of(
@@ -152,13 +120,15 @@ def show_resources(
         raise ConfigError("\n".join(complaints))
 
 
-def plans_of_runs(sweep: Sweep, workspace: Workspace, *, verify: bool) -> Iterator[tuple[str, StagePlan]]:
+def plans_of_runs(
+    sweep: Sweep, workspace: Workspace, cells: Sequence[str], *, verify: bool
+) -> Iterator[tuple[str, StagePlan]]:
     """Each stage once, with the title of the first run that contains it; `all`: made before any run of a comparison."""
     known = set[str]()
     for plan in plans_of(sweep.common(), workspace, verify=verify) if sweep.design.arms else ():
         known.add(plan.identity.key)
         yield "all", plan
-    for run in sweep.tuning_runs() or sweep.reported_runs():
+    for run in sweep.tuning_runs(cells) or sweep.reported_runs(cells):
         for plan in plans_of(run.config, workspace, verify=verify):
             if plan.node.name in run.nodes and plan.identity.key not in known:
                 known.add(plan.identity.key)

@@ -39,7 +39,7 @@ def by_name(stages: object) -> object:
     return {name: {"kind": name, **own} for each in entries for name, own in each.items()}
 
 
-_NO_SECTIONS = {"kind", "inputs", "method", "options"}
+_NO_SECTIONS = {"kind", "inputs", "method", "options", "group"}
 EVERY_STAGE = ("seed", "execution")
 """What every stage may have of its own, beside the sections that its kind reads."""
 
@@ -56,6 +56,8 @@ class StageEntry(StrictModel):
     """The preset in `exp_configs/methods/` of this stage alone."""
     options: dict[str, JsonValue] = Field(default_factory=dict)
     """Settings of a kind of the user's own."""
+    group: str | None = None
+    """What `--only` may call it beside its name and kind: the group of repeated stages that it was written out from."""
     seed: NonNegativeInt | None = None
     data: DataConfig | None = None
     model: ModelConfig | None = None
@@ -118,8 +120,8 @@ class StageInstance:
     """The experiment as this stage sees it."""
     provides: tuple[Role, ...]
     options: Mapping[str, JsonValue]
-    entry: str
-    """The name of its entry."""
+    groups: tuple[str, ...]
+    """The names of its entry, and of the group of repeated stages that this is in."""
 
 
 def views_of(config: "ExperimentConfig") -> tuple[View, ...]:
@@ -152,8 +154,9 @@ def _instances(
     }
     if kind.reads_all:
         inputs |= {made.name: made.name for made in before if made.name not in inputs.values()}
+    groups = (name,) if entry.group is None else (name, entry.group)
     if kind.for_each is None:
-        yield StageInstance(name, kind, inputs, config, provides, entry.options, name)
+        yield StageInstance(name, kind, inputs, config, provides, entry.options, groups)
         return
     each = next(role_name for role_name, role in roles.items() if role == kind.for_each)
     asked = entry.inputs.get(each)
@@ -162,7 +165,7 @@ def _instances(
     for made in before:
         if kind.for_each in made.provides and (wanted is None or made.name in wanted):
             read = {**inputs, each: made.name}
-            yield StageInstance(f"{prefix}_{made.name}", kind, read, config, provides, entry.options, name)
+            yield StageInstance(f"{prefix}_{made.name}", kind, read, config, provides, entry.options, groups)
 
 
 def sections_of(kind: StageKind) -> tuple[str, ...]:
@@ -195,6 +198,10 @@ def broken_chain(config: "ExperimentConfig") -> Iterator[str]:
                 yield f"stages: {name} needs {makers[0]} before it"
         if entry.options and not kind.origin:
             yield f"{where}.options: are for kinds of your own; those of {kind.name} are in {', '.join(reads)}"
+        sampling = seen.rl.sampling if kind.name == "rl" and seen.rl is not None else None
+        is_early = "difficulty" in config.kinds and "difficulty" not in {made.kind.name for made in before}
+        if is_early and getattr(sampling, "by", None) == "difficulty":
+            yield f"stages: {name} sorts by what difficulty measures; put difficulty before it, or use trace_length"
         section = getattr(seen, kind.name, None)
         if entry.seed is not None and (kind.reads_all or getattr(section, "seed", None) is not None):
             why = "" if kind.reads_all else f" beside {kind.name}.seed"

@@ -61,6 +61,8 @@ class Layers:
         given = {key: value for key, value in _keys(entry).items() if value.value is not None or key in _MAY_LACK}
         origins: dict[KeyPath, str] = {(): entry.origin, ("kind",): entry.origin}
         values: dict[str, Value] = {"kind": path[-1]}
+        if number:
+            values["group"] = path[1]
         where = ".".join(path)
         if not isinstance(kind_name := given["kind"].value if "kind" in given else path[-1], str):
             raise ConfigError(f"{given['kind'].origin}: {where}.kind: must be the name of a kind of stage")

@@ -15,7 +15,7 @@ from luffy.config.grading import GradingConfig
 from luffy.config.model import ModelConfig
 from luffy.config.objective import ObjectiveConfig
 from luffy.config.rules import broken_rules
-from luffy.config.strict import Name, RunName, StrictModel
+from luffy.config.strict import FOR_REPORT, Name, RunName, StrictModel
 from luffy.config.training import BaseConfig, RLConfig, SFTConfig
 
 
@@ -133,6 +133,7 @@ class ExperimentConfig(StrictModel):
         found = list[object]()
         for name, entry in stages.items():
             given = {each for each in entry.model_fields_set if each != "kind" or entry.kind != name}
+            given -= {"group"} if info.context == FOR_REPORT else set()
             own = entry.model_dump(mode=info.mode, context=info.context, include=given)
             found.append({name: own} if own else name)
         return found

@@ -24,7 +24,7 @@ from typing import Literal
 from pydantic import ValidationError
 from yaml import MarkedYAMLError, YAMLError
 
-from luffy.config.entries import Layers, with_entries
+from luffy.config.entries import Entry, Layers, with_entries
 from luffy.config.evaluation import QUESTION_SLOT, TEMPLATES
 from luffy.config.experiment import ExperimentConfig
 from luffy.config.fields import explain
@@ -55,13 +55,7 @@ _KEYS: dict[str, FileKind] = {
     "budget": "comparison",
 }
 """The first key that a file has tells its kind: a study also has arms, and a study or a comparison may have a grid."""
-_WORDS: dict[FileKind, tuple[str, str]] = {
-    "experiment": ("an experiment", "run"),
-    "comparison": ("a comparison of methods", "compare"),
-    "grid": ("a grid of runs", "compare"),
-    "study": ("a study", "study"),
-}
-"""The kind as a noun, and the command that runs it."""
+_NOUNS: dict[FileKind, str] = {"comparison": "a comparison of methods", "grid": "a grid of runs", "study": "a study"}
 _COMMAND_LINE = "command line"
 _MAX_SHOWN = 60
 _FILES = (".yaml", ".yml")
@@ -121,7 +115,8 @@ def _resolved(path: Path | str | Mapping[str, Value], overrides: Sequence[str], 
     else:
         file = experiment_file(path)
         own = _read_with_extends(file, ())
-        refuse_other_kind(own.plain()[0], path, "experiment")
+        if (kind := file_kind(own.plain()[0])) != "experiment":
+            raise ConfigError(f"{path}: is {_NOUNS[kind]}, not an experiment; run it with: luffy compare {path}")
     files = [text for text in overrides if text.endswith(_FILES) and "=" not in text]
     for further in map(experiment_file, files):
         own = _over(_read_with_extends(further, ()), own)
@@ -141,9 +136,13 @@ def _resolved(path: Path | str | Mapping[str, Value], overrides: Sequence[str], 
             of_chain = Layers(Given({}), Given({}), Given({}), chain).entries(lambda name: Given({}))
             added = {"sample", "difficulty"} - of_chain.keys()  # by their sections
             if list(of_chain) != [name for name in entries if name not in added]:  # in place of those of the chain
-                values.pop("chain", None)
-        methods = [entry.values.get("method") for entry in entries.values() if entry.values["kind"] in ("sft", "rl")]
-        if command_line["method"].value is not None and methods and all(methods):
+                at, listed = origins.get(("chain",), ""), (command_line if command_line[STAGES].value else own)[STAGES]
+                is_same_place = at.rpartition(":")[0] == listed.origin.rpartition(":")[0]
+                if values.pop("chain", None) and listed.is_list and is_same_place:
+                    raise ConfigError(
+                        f"{listed.origin}: stages: a list takes the place of the chain ({at}); remove one of them"
+                    )
+        if command_line["method"].value is not None and _have_methods(entries):
             raise ConfigError(
                 f"{command_line['method'].origin}: method: {values['method']} has no effect, since each stage that "
                 "learns has its own; give stages.NAME.method"
@@ -183,26 +182,27 @@ def read_overridden(path: Path, overrides: Sequence[str] = ()) -> tuple[dict[str
     return _layer(overrides, _COMMAND_LINE).over(_read_with_extends(path, ())).plain()
 
 
-def chain_kinds(chain: str, experiment: Path, where: str) -> tuple[tuple[str, ...], bool]:
-    """The kinds of the stages in the preset of a chain, which `where` names, and whether it has at most one stage of RL
-    and no stage with anything of its own but inputs; ConfigError if there is no such preset."""
+def chain_kinds(chain: str, experiment: Path, where: str) -> tuple[tuple[str, ...], bool, bool]:
+    """The kinds of the stages in the preset of a chain, which `where` names; whether it has at most one stage of RL and
+    no stage with anything of its own but inputs; and whether each stage that learns names its method. ConfigError if
+    there is no such preset."""
     preset = _preset("chains", chain, experiment, where)
     entries = Layers(Given({}), Given({}), Given({}), preset).entries(lambda name: Given({}))
     kinds = tuple(str(entry.values["kind"]) for entry in entries.values())
-    return kinds, kinds.count("rl") < 2 and all(each.values.keys() <= {"kind", "inputs"} for each in entries.values())
+    is_plain = kinds.count("rl") < 2 and all(
+        each.values.keys() <= {"kind", "inputs", "group"} for each in entries.values()
+    )
+    return kinds, is_plain, _have_methods(entries)
+
+
+def _have_methods(entries: Mapping[str, Entry]) -> bool:
+    """Whether there are stages that learn, each of which names its method."""
+    learning = [entry.values for entry in entries.values() if entry.values["kind"] in ("sft", "rl")]
+    return bool(learning) and all("method" in values for values in learning)
 
 
 def file_kind(values: Mapping[str, Value]) -> FileKind:
     return next((kind for key, kind in _KEYS.items() if key in values), "experiment")
-
-
-def refuse_other_kind(values: Mapping[str, Value], given: Path | str, wanted: FileKind) -> None:
-    """Raise ConfigError if the file `given` with these `values` is not of the kind `wanted`."""
-    found = file_kind(values)
-    is_unfinished = found == "experiment" and "experiment" in values  # names one; the missing keys are reported later
-    if found != wanted and not is_unfinished:
-        noun, command = _WORDS[found]
-        raise ConfigError(f"{given}: is {noun}, not {_WORDS[wanted][0]}; run it with: luffy {command} {given}")
 
 
 def _presets(own: Given, command_line: Given, path: Path) -> tuple[Given, Given]:

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
 Role = Literal["data", "traces", "prompts", "policy", "evaluation"]
 """What a stage provides: suites and tokenizer; training data with traces; RL's prompts; a model; graded responses."""
-ViewName = Literal["evaluated_samples", "rollout_samples", "training_curves"]
-"""Views of a stage in the Prefect UI (`tasks/artifacts.py`)."""
+ViewName = Literal["rollout_samples", "training_curves"]
+"""What a stage logs as it learns, for pages."""
 _may_import: ContextVar[bool] = ContextVar("may_import", default=False)
 _GROUND = ("*", "config/*")
 _GRADED = ("environments", "grading", "hosted", "sandbox")
@@ -185,7 +185,6 @@ _KINDS = (
         for_each="policy",
         sections=("evaluation",),
         rooms=(*_ANSWERED, "tracking"),
-        views=("evaluated_samples",),
         text="summary.md",
     ),
     StageKind(

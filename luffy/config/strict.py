@@ -42,6 +42,8 @@ ImportPath = Annotated[str, Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")]
 """`package.module:name`."""
 FOR_IDENTITY: Mapping[str, object] = {"for_identity": True}
 """Context of a dump of what changes a result: without the fields that are marked as `NOT_IDENTITY`."""
+FOR_REPORT: Mapping[str, object] = {"for_report": True}
+"""Context of a dump of all that a report shows: everything but the groups that its stages were written out from."""
 OF_ONE_MACHINE = {**FOR_IDENTITY, "files": "paths"}
 """The same with whole paths of files, whose contents nobody looks at."""
 

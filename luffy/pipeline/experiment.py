@@ -349,6 +349,7 @@ class ExperimentRun:
                 "started": self._started,
                 "updated": _now(),
                 "stages": {node.name: self._stages[node.name] for node in nodes if node.name in self._stages},
+                "planned": [f"{each.stage}/{each.key}" for each in self.experiment.identities.values()],
                 "config": self.experiment.config.model_dump(mode="json"),
             }
             write_run(self.directory, record)

@@ -1,7 +1,7 @@
 """Finds the garbage in a workspace, with reasons, and deletes it.
 
 Everything that a run needs is kept: the stages in its record and all that these were made from, the paths in its
-configuration and, while it is under way, the results that it will reuse. Links are left alone and never followed.
+configuration and, while it is under way, the results that it has planned. Links are left alone and never followed.
 
 A deletion surveys again under the workspace's lock, renames, then deletes. A kill at any moment leaves entries that are
 not yet renamed unchanged, and the others under a name that is never read and that the next deletion removes. A stage
@@ -17,24 +17,16 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, cast
 
-from pydantic import ValidationError
-
-from luffy.config import ExperimentConfig
-from luffy.config.execution import CheckpointConfig
-from luffy.config.removed import without_removed
 from luffy.errors import DataError, LuffyError
 from luffy.files import sync_directory
-from luffy.pipeline.experiment import open_experiment
 from luffy.pipeline.identity import IDENTITY_FILE, KEY_LENGTH, Json, read_identity
-from luffy.pipeline.job import JOB_FILE, in_workspace_of, inputs_of, read_job
+from luffy.pipeline.job import JOB_FILE, in_workspace_of, read_job
 from luffy.pipeline.lock import LOCK_FILE, holder_of, lock_if_free
 from luffy.pipeline.manifest import MANIFEST_FILE, read_manifest
 from luffy.pipeline.records import RunRecord, list_records
 from luffy.pipeline.reuse import (
     CHECKPOINTS_FOLDER,
-    LOG_FILE,
     complete_checkpoints,
     delete,
     is_temporary,
@@ -42,7 +34,6 @@ from luffy.pipeline.reuse import (
 )
 from luffy.pipeline.workspace import JOBS_FOLDER, RUN_FILE, TRASH_PREFIX, Workspace, claiming, is_discarded
 
-Kind = Literal["run", "result", "checkpoint", "part", "log"]
 _KEY = re.compile(f"[0-9a-f]{{{KEY_LENGTH}}}")
 _BEGINNING_S = 60.0
 """A directory of a run that is older than this and has no record is garbage: runs write their record sooner.
@@ -51,7 +42,6 @@ After a jump of the clock a listing may be wrong about a new run, but a deletion
 workspace's lock, which a deletion holds exclusively (`luffy.pipeline.workspace`).
 """
 _INCOMING = "incoming_"
-_OLD_LOG_S = 30 * 86400.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,11 +94,8 @@ class Retention:
 class Garbage:
     """One entry of a workspace that can be deleted."""
 
-    kind: Kind
     path: Path
     reason: str
-    modified: float
-    """Seconds since the epoch."""
     stage: Path | None = None
     """The stage directory whose lock guards it."""
 
@@ -131,7 +118,7 @@ def survey(workspace: Workspace, retention: Retention) -> Survey:
     notes = list(needs.notes)
     former = {entry.directory: record.name for record in reversed(given_up) for entry in record.stages.values()}
     garbage = [
-        Garbage("run", record.directory, f"{record.condition}, given up", _modified(record.directory / RUN_FILE))
+        Garbage(record.directory, f"{record.condition}, given up")
         for record in given_up
         if _own(record.directory, notes)
     ]
@@ -139,8 +126,6 @@ def survey(workspace: Workspace, retention: Retention) -> Survey:
         if _own(directory, notes):
             garbage += _of_stage(directory, needs, former, notes)
     garbage += _leftovers(workspace, {record.directory: record for record in records})
-    if not any(record.is_live for record in kept):
-        garbage += _old_log(workspace.warm_log, None)
     return Survey(tuple(garbage), tuple(notes))
 
 
@@ -190,8 +175,6 @@ class _Needs:
     runs: set[Path]
     live: set[Path]
     """Stages of runs that are under way: nothing in them is touched."""
-    checkpoints: set[Path]
-    """Stages whose checkpoints an unfinished stage has yet to read."""
     notes: list[str]
     """Reasons why it could not be determined which results the runs under way will reuse."""
 
@@ -209,24 +192,16 @@ def _find_needs(workspace: Workspace, kept: Sequence[RunRecord]) -> _Needs:
                 keys = record.identity.upstream.values() if record is not None else ()
                 add_with_sources(found, [by_key[key] for key in keys if key in by_key])
 
-    needs = _Needs(set(), set(), set(), set(), [])
+    needs = _Needs(set(), set(), set(), [])
     begun = {directory for directory in by_key.values() if holder_of(directory) is not None}
     live, named = set[Path](), set[Path]()
     for record in kept:
         used = {entry.directory for entry in record.stages.values()}
         begun |= used
         if record.is_live:
-            live |= used
-        if record.is_live and record.config:  # else it has not entered anything yet
-            try:
-                config = ExperimentConfig.read(cast(Mapping[str, object], without_removed(dict(record.config))))
-                for identity in open_experiment(config, workspace).identities.values():
-                    live.add(workspace.stage_directory(identity.stage, identity.key))
-            except (LuffyError, ValidationError) as error:
-                reason = str(error).partition("\n")[0]
-                needs.notes.append(
-                    f"{record.name} is under way, and what it will reuse is not known ({reason}): no result is deleted"
-                )
+            live |= used | {workspace.stages / place for place in record.planned}
+        if record.is_live and record.config and not record.planned:
+            needs.notes.append(f"{record.name} is under way, begun by another version: no result is deleted")
         elif record.condition == "unreadable" and holder_of(record.directory) is not None:
             needs.notes.append(f"{record.name} is under way, and its record cannot be read: no result is deleted")
         needs.runs.update(record.arms.values())
@@ -241,10 +216,8 @@ def _find_needs(workspace: Workspace, kept: Sequence[RunRecord]) -> _Needs:
         if (directory / MANIFEST_FILE).exists() or not (directory / JOB_FILE).is_file():
             continue
         with suppress(LuffyError):  # from another version; this one would make the stage from scratch
-            job = read_job(directory / JOB_FILE)
-            needs.checkpoints.update(inputs_of(job, directory).values())
-            if job.extends:
-                roots.add(in_workspace_of(directory, job.extends))
+            if extends := read_job(directory / JOB_FILE).extends:
+                roots.add(in_workspace_of(directory, extends))
     add_with_sources(needs.live, live)
     add_with_sources(needs.stages, roots)
     return needs
@@ -283,25 +256,14 @@ def _of_stage(directory: Path, needs: _Needs, former: Mapping[Path, str], notes:
             if manifest is None:
                 newest = max(complete_checkpoints(directory), default=None)
                 reason = f"not finished{f' (step {newest})' if newest is not None else ''}, {reason}"
-            times = (directory / name for name in (MANIFEST_FILE, IDENTITY_FILE))
-            when = _modified(next((file for file in times if file.exists()), directory))  # finished, or last begun
-            yield Garbage("result", directory, reason, when, directory)
+            yield Garbage(directory, reason, directory)
         return
     if directory in needs.live:
         return
     yield from partial_files(directory)
-    if manifest is not None:
-        for folder in (directory / name for name in manifest.scratch):
-            if folder.is_dir():
-                yield Garbage("part", folder, "needed only until the stage was finished", _modified(folder), directory)
-        # A longer run, or the repair of a damaged model, needs only the newest checkpoint.
-        more_kept = manifest.execution.checkpoint.keep > CheckpointConfig().keep
-        if directory not in needs.checkpoints and not more_kept:
-            checkpoints = sorted(complete_checkpoints(directory).items())
-            for _, folder in checkpoints[:-1]:
-                reason = f"the stage is finished, and its checkpoint of step {checkpoints[-1][0]} stays"
-                yield Garbage("checkpoint", folder, reason, _modified(folder), directory)
-        yield from _old_log(directory / LOG_FILE, directory)
+    for folder in (directory / name for name in (() if manifest is None else manifest.scratch)):
+        if folder.is_dir():
+            yield Garbage(folder, "needed only until the stage was finished", directory)
 
 
 def partial_files(directory: Path) -> Iterator[Garbage]:
@@ -309,35 +271,30 @@ def partial_files(directory: Path) -> Iterator[Garbage]:
     complete = set(complete_checkpoints(directory).values())
     for path in _entries(directory / CHECKPOINTS_FOLDER):
         if path not in complete and (path.name.startswith(("step_", _INCOMING)) or is_discarded(path)):
-            yield Garbage("part", path, "a checkpoint that is not complete", _modified(path), directory)
+            yield Garbage(path, "a checkpoint that is not complete", directory)
     for path in partial_writes(directory):
         reason = "an interrupted deletion" if is_discarded(path) else "a file that was being written"
-        yield Garbage("part", path, reason, _modified(path), directory)
+        yield Garbage(path, reason, directory)
 
 
 def _leftovers(workspace: Workspace, records: Mapping[Path, RunRecord]) -> Iterator[Garbage]:
     """Partial files that a killed process has left beside stages and in runs, and runs without a record."""
     for folder in [workspace.runs, *_entries(workspace.stages)]:
         for path in filter(is_discarded, _entries(folder)):
-            yield Garbage("part", path, "an interrupted deletion", _modified(path))
+            yield Garbage(path, "an interrupted deletion")
     folders = [workspace.root]
     for directory in _entries(workspace.runs):
         if is_discarded(directory) or not directory.is_dir() or directory.is_symlink():
             continue
-        record, is_old = records.get(directory), time.time() - _modified(directory) > _BEGINNING_S
+        record, is_old = records.get(directory), time.time() - directory.stat().st_mtime > _BEGINNING_S
         if record is not None and not record.is_live:
             folders += [directory, directory / "stages", directory / JOBS_FOLDER]
         elif record is None and is_old and all(map(is_temporary, directory.iterdir())):
-            yield Garbage("run", directory, "killed before it began", _modified(directory))
+            yield Garbage(directory, "killed before it began")
     # By `luffy.files.replacing`, and links of runs.
     written = (path for folder in folders for path in filter(is_temporary, _entries(folder)))
     for path in (path for path in written if path.is_symlink() or path.is_file()):
-        yield Garbage("part", path, "a file that was being written", _modified(path))
-
-
-def _old_log(path: Path, stage: Path | None) -> Iterator[Garbage]:
-    if path.is_file() and not path.is_symlink() and time.time() - _modified(path) > _OLD_LOG_S:
-        yield Garbage("log", path, f"older than {_OLD_LOG_S / 86400:.0f} days", _modified(path), stage)
+        yield Garbage(path, "a file that was being written")
 
 
 def _entries(folder: Path) -> list[Path]:
@@ -359,10 +316,3 @@ def _own(directory: Path, notes: list[str]) -> bool:
 
 def _title(directory: Path) -> str:
     return f"{directory.parent.name}/{directory.name}"
-
-
-def _modified(path: Path) -> float:
-    try:
-        return path.lstat().st_mtime
-    except FileNotFoundError:  # gone in this moment
-        return time.time()

@@ -27,8 +27,8 @@ class StageNode:
     settings: StageSettings
     config: ExperimentConfig
     """The experiment as this stage sees it."""
-    entry: str = ""
-    """The name of its entry in the chain."""
+    groups: tuple[str, ...] = ()
+    """The names of its entry in the chain, and of the group of repeated stages that this is in."""
 
     @property
     def kind(self) -> StageKind:
@@ -54,14 +54,14 @@ def build_graph(config: ExperimentConfig, sweep_steps: tuple[int, ...] = ()) -> 
 
 
 def _node(instance: StageInstance, settings: StageSettings) -> StageNode:
-    return StageNode(instance.name, instance.kind.name, instance.inputs, settings, instance.config, instance.entry)
+    return StageNode(instance.name, instance.kind.name, instance.inputs, settings, instance.config, instance.groups)
 
 
 def select_nodes(nodes: Sequence[StageNode], names: Iterable[str], option: str) -> frozenset[str]:
-    """The names of the nodes that `names` mean: nodes themselves, or all of a kind. UserError naming `option`."""
+    """The names of the nodes that `names` mean: nodes, or all of a kind or group. UserError naming `option`."""
     found: set[str] = set()
     for name in names:
-        meant = {node.name for node in nodes if name in (node.name, node.stage, node.entry)}
+        meant = {node.name for node in nodes if name in (node.name, node.stage, *node.groups)}
         if not meant:
             there = ", ".join(node.name for node in nodes)
             raise UserError(f"{option} {name}: this chain has no such stage; it has {there}")

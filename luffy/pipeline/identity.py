@@ -30,7 +30,7 @@ from pathlib import Path
 
 from luffy.config import StageName
 from luffy.config.settings import ReportSettings, RLSettings, SFTSettings, StageSettings
-from luffy.config.strict import FOR_IDENTITY, for_key
+from luffy.config.strict import FOR_IDENTITY, FOR_REPORT, for_key
 from luffy.files import write_atomic
 from luffy.import_paths import parsed
 from luffy.json_text import parse_json
@@ -127,7 +127,8 @@ def identifying(settings: StageSettings) -> dict[str, Json]:
 
     A report shows its experiment's whole configuration, so all of it counts.
     """
-    return settings.model_dump(mode="json", context=None if isinstance(settings, ReportSettings) else FOR_IDENTITY)
+    context = FOR_REPORT if isinstance(settings, ReportSettings) else FOR_IDENTITY
+    return settings.model_dump(mode="json", context=context)
 
 
 def keyed(settings: StageSettings) -> dict[str, Json]:

@@ -10,8 +10,7 @@ import os
 import socket
 import tempfile
 import time
-from asyncio import to_thread
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -177,14 +176,20 @@ class FlockManager:
         self, key: str, holder: str, acquire_timeout: float | None = None, hold_timeout: float | None = None
     ) -> bool:
         """`acquire_lock`, for Prefect's asynchronous callers."""
-        return await to_thread(self.acquire_lock, key, holder, acquire_timeout, hold_timeout)
+        return await _in_thread(self.acquire_lock, key, holder, acquire_timeout, hold_timeout)
 
     async def await_for_lock(self, key: str, timeout: float | None = None) -> bool:
         """`wait_for_lock`, for Prefect's asynchronous callers."""
-        return await to_thread(self.wait_for_lock, key, timeout)
+        return await _in_thread(self.wait_for_lock, key, timeout)
 
     def _path(self, key: str) -> Path:
         return self._folder / f"{key.rpartition('/')[0].replace('/', '-')}.lock"
+
+
+def _in_thread(wait: Callable[..., bool], *arguments: object) -> Awaitable[bool]:
+    from asyncio import to_thread  # late: Prefect loads it while its server starts
+
+    return to_thread(wait, *arguments)
 
 
 def check_locks(folder: Path) -> None:

@@ -56,6 +56,8 @@ class RunRecord:
     stages: Mapping[str, RecordedStage] = field(default_factory=dict)
     """By node, in the order in which the run reached them."""
     config: Mapping[str, Json] = field(default_factory=dict)
+    planned: tuple[str, ...] = ()
+    """The results that it wants, below the stages of the workspace; empty in records of earlier versions."""
     working_directory: str = ""
     """Where the relative paths of its configuration start; empty in records of earlier versions."""
 
@@ -130,7 +132,8 @@ def read_run(directory: Path) -> RunRecord:
             stages[node] = RecordedStage(stage["key"], where, stage.get("action", ""), stage.get("reason", ""))
         names = ("experiment", "pid", "host", "started", "updated", "config", "working_directory")
         given = {name: values[name] for name in names if name in values}
-        return RunRecord(directory, values["state"], stages=stages if "stages" in values else linked, **given)
+        found, planned = stages if "stages" in values else linked, tuple(values.get("planned", ()))
+        return RunRecord(directory, values["state"], stages=found, planned=planned, **given)
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return RunRecord(directory, "unreadable", stages=linked)
 

@@ -1,6 +1,6 @@
 """Check of the GPUs and memory that a run needs, before anything expensive starts.
 
-Under `cluster: local` it covers vLLM engines, training beside one on a GPU, and advice on the rollout engine.
+Under `cluster: local` it covers vLLM engines, and training beside one on a GPU.
 """
 
 import os
@@ -29,8 +29,6 @@ from luffy.pipeline.memory import (
     teacher_models,
 )
 
-_LARGE_FOR_EMBEDDED = 50_000_000
-"""Number of parameters from which vLLM is recommended over the embedded engine."""
 _ROUNDING = 1.03
 """Tolerance on the stated memory: a card sold as 80 GB reports 79.2 to 79.6 GiB."""
 
@@ -57,7 +55,7 @@ def check_resources(config: ExperimentConfig, nodes: Sequence[StageNode] | None 
 def find_resources(config: ExperimentConfig, nodes: Sequence[StageNode] | None = None) -> Resources:
     """Check what an experiment needs for `nodes`, by default all of its own. What the others lack becomes a note.
 
-    Under `cluster: local` only vLLM engines on known GPUs are checked, and there may be a note. Raises DataError if
+    Under `cluster: local` only vLLM engines on known GPUs are checked. Raises DataError if
     `model.path` is a local path that is not a model folder.
     """
     gpus, every = detected_gpus(), build_graph(config)
@@ -79,8 +77,7 @@ def _resources_of_view(config: ExperimentConfig, gpus: tuple[Gpu, ...] | None, n
     """What the stages need that see the experiment alike."""
     seen, wanted = nodes[0].config, tuple(dict.fromkeys(node.stage for node in nodes))
     placement = _Placement(seen, wanted, None if gpus is None else [gpu.memory_gib for gpu in gpus])
-    notes = _advice_on_engine(seen, gpus) if seen.cluster == "local" and "rl" in wanted else []
-    notes += _unset_keys(seen, wanted)
+    notes = _unset_keys(seen, wanted)
     if hidden := hidden_gpus():
         notes.append(f"CUDA_VISIBLE_DEVICES hides the GPUs of this machine ({hidden}): stages run on its CPU")
     if gpus and (build := version("torch")).endswith("+cpu"):
@@ -310,17 +307,6 @@ def _untrainable(placement: _Placement) -> list[str]:
     architecture = architecture_of(placement.config.model)
     found = [missing_package(), lora.complaint(list(linear_layers(architecture))) if architecture else None]
     return [line for line in found if line is not None]
-
-
-def _advice_on_engine(config: ExperimentConfig, gpus: Sequence[Gpu] | None) -> list[str]:
-    """Advice against the embedded engine for large models; a pretrained model of unknown shape counts as large."""
-    if config.rl is None or config.rl.engine != "cluster" or config.model.architecture is not None:
-        return []
-    architecture = architecture_of(config.model)
-    if architecture is not None and architecture.num_parameters < _LARGE_FOR_EMBEDDED:
-        return []
-    better = "rl.engine: vllm " + ("shares the GPU with the trainer" if gpus else "is about three times as fast")
-    return [f"the embedded engine is slow for a model of this size; {better}"]
 
 
 def _notes(placement: _Placement) -> list[str]:

@@ -142,7 +142,7 @@ def study_markdown(findings: Findings, results: SweepResults) -> str:
     name = findings.design.name
     figure = f"Effect against {findings.design.reference}", f"{name}.svg"
     page = replace(study_page(findings, results), title=f"Results of {name}", subtitle="", picture=figure)
-    return f"<!-- Written by `luffy study --page`; do not edit. -->\n\n{markdown(page)}\n"
+    return f"<!-- Written by `luffy compare --page`; do not edit. -->\n\n{markdown(page)}\n"
 
 
 def study_figure(findings: Findings) -> str:
@@ -382,7 +382,7 @@ def _name(findings: Findings, arm: ArmResults) -> TableCell:
         done = f"{len(arm.seeds)} of {count(num_seeds, 'seed')} finished"
         return TableCell(arm.name, (done,), "worse") if arm.failures else TableCell(arm.name)
     own = findings.design.arms[arm.name]
-    recipe = own.chain if own.chain == own.method else f"{own.chain}, {own.method}"
+    recipe = ", ".join(dict.fromkeys(filter(None, (own.chain, own.method))))
     chosen = findings.tuning.chosen(arm.name) if findings.tuning is not None else None
     recipe += f", {chosen.point.text}" if chosen is not None else ""
     if not arm.failures:

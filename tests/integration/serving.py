@@ -17,6 +17,7 @@ from support.patience import PATIENCE_S, ran, wait_until
 from support.prefect_api import place_empty_database
 
 from luffy.flows.prefect_api import free_port
+from luffy.pipeline.lock import holder_of
 
 ROOT = Path(__file__).parents[2]
 HOLDING = Path(__file__).parent / "holding"
@@ -157,14 +158,7 @@ class Checkout:
         newest = max(self.workspace.glob("runs/*/run.json"), key=lambda path: path.stat().st_mtime)
         return json.loads(newest.read_text())["stages"]["base"]["action"]
 
-    def wait_for_steps(self, run):
-        """Until the stage of the long `run` shows steps and has a checkpoint."""
-        asked = {"flow_run_id": {"any_": [run]}, "type": {"any_": ["progress"]}}
-
-        def shows_steps():
-            found = self.ask("artifacts/filter", artifacts=asked)
-            return any(one["data"] > 0 for one in found if one["description"].startswith("base: "))
-
-        wait_until(shows_steps, f"steps of {run}", every_s=LOOK_S)
-        events = max(self.workspace.glob("stages/base/*/events.jsonl"), key=lambda path: path.stat().st_mtime)
-        wait_until(lambda: list(events.parent.glob("checkpoints/step_*/COMPLETE")))
+    def wait_for_steps(self):
+        """Until a stage `base` is at work and has a checkpoint."""
+        steps = "stages/base/*/checkpoints/step_*/COMPLETE"
+        wait_until(lambda: any(holder_of(step.parents[2]) for step in self.workspace.glob(steps)), every_s=LOOK_S)

@@ -12,7 +12,7 @@ import typer
 import yaml
 from support.patience import PATIENCE_S, wait_until
 
-from luffy.cli.main import app
+from luffy.cli.main import application
 from luffy.flows.serve import _GRACE_S
 from luffy.pipeline.workspace import WORKSPACE_VARIABLE
 
@@ -35,7 +35,7 @@ def test_the_health_check_imports_what_there_is():
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
 def test_the_command_of_a_container_is_one_of_luffy_with_options_that_exist(command):
     program, name, *arguments = command
-    options = {option for each in typer.main.get_command(app).commands[name].params for option in each.opts}
+    options = {option for each in typer.main.get_command(application()).commands[name].params for option in each.opts}
     assert program == "luffy"
     assert {argument for argument in arguments if argument.startswith("--")} <= options
 

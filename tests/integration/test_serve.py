@@ -49,13 +49,11 @@ def test_a_deployment_runs_from_another_terminal_and_shows_what_it_does(served, 
     found = served.ask(f"flow_runs/{run}")
     assert found["name"].startswith("smoke stages=")  # without RL there is no method, and the list is no known chain
     assert "experiment:smoke" in found["tags"] and not any(tag.startswith("chain:") for tag in found["tags"])
-    shown = served.artifacts(run)
-    assert [one["data"] for one in shown if one["type"] == "progress"] == [100, 100]
-    pages = {one["key"]: one["data"] for one in shown if one["type"] != "progress"}
-    assert list(pages) == ["smoke-prepare-data", "smoke-base"], "two artifacts a stage, in the chain's order"
+    pages = {one["key"]: one["data"] for one in served.artifacts(run)}
+    assert list(pages) == ["smoke-prepare-data", "smoke-base"], "a page a stage, in the chain's order"
     assert "data:image/svg+xml" in pages["smoke-base"]
     listed = {one["key"] for one in served.ask("artifacts/latest/filter", limit=200)}
-    assert set(pages) <= listed and None not in listed
+    assert set(pages) <= listed
     assert any("corpus: 5" in log["message"] and log["level"] == 20 for log in served.logs(run))
     assert (served.workspace / "warm_server.log").is_file(), "its stages are forked, as by the command line"
 
@@ -73,33 +71,25 @@ def test_a_mistake_in_the_experiment_is_one_line_before_any_stage_and_not_retrie
     assert sum(line in message and "\n" not in message for message in logs) >= 1
 
 
-def test_a_cancelled_run_ends_its_stage_and_the_next_one_resumes_it_and_ends_itself_where_no_worker_listens(served):
+def test_a_cancelled_run_ends_its_stage_and_the_next_one_resumes_it(served):
     run = served.begin(LONG)
-    served.wait_for_steps(run)
+    served.wait_for_steps()
     served.cancel(run)
     wait_until(lambda: not served.processes("luffy.stages"))
     served.wait_until_cancelled(run)
     run = served.begin(LONG)
-    served.wait_for_steps(run)
+    served.wait_for_steps()
     assert re.fullmatch(r"resume from step \d+", served.action_of_base())
-    (worker,) = served.processes(" prefect worker ")
-    worker.suspend()
-    try:
-        served.cancel(run)
-        served.wait_until_cancelled(run)
-        assert not served.processes("luffy.stages")
-    finally:
-        worker.resume()
+    served.cancel(run)
+    served.wait_until_cancelled(run)
     wait_until(lambda: not served.processes("prefect.engine"))  # the worker has seen its end
-    assert served.state(run) == "CANCELLED"
 
 
 def test_a_retry_of_a_failed_run_resumes_the_stage_that_was_killed(served):
     """`prefect flow-run retry`, or the button in the UI."""
     run = served.begin([*SHORT, "base.steps=400", "execution.checkpoint.base_every=40"])
-    # At its first checkpoint, long before its last step: on a loaded machine the artifacts come later.
+    served.wait_for_steps()
     glob = served.workspace.glob
-    wait_until(lambda: any(holder_of(step.parents[2]) for step in glob("stages/base/*/checkpoints/step_*/COMPLETE")))
     (stage,) = filter(holder_of, glob("stages/base/*"))
     psutil.Process(int(re.search(r"pid (\d+)", holder_of(stage))[1])).kill()
     assert served.end_of(run) == "FAILED"
@@ -153,8 +143,8 @@ def test_stages_share_no_gpu_and_a_cached_one_does_not_queue(served, first, one_
         return set(served.workspace.glob("stages/base/*/events.jsonl"))
 
     def waiting():
-        shown = served.ask("artifacts/filter", artifacts={"type": {"any_": ["progress"]}})
-        return [one for one in shown if one["description"] == "base: waiting for 1 of 1 GPUs"]
+        newest = served.ask("logs/filter", sort="TIMESTAMP_DESC", limit=200)
+        return [one for one in newest if one["message"] == "waiting: 1 of 1 GPUs"]
 
     holder = one_gpu(*LONG)
     stages = served.workspace.glob
@@ -189,7 +179,7 @@ def test_kill_9_leaves_no_process_and_the_next_server_closes_what_ran(served):
     assert (refused.returncode, refused.stderr.count("\n")) == (2, 1)
     assert "a Prefect server answers there already" in refused.stderr
     run = served.begin(LONG)
-    served.wait_for_steps(run)
+    served.wait_for_steps()
     # One of the same pool that a worker on another host has said to be running.
     elsewhere = served.begin(SHORT, state={"type": "PENDING"}, tags=["host:another-host"])
     served.ask(f"flow_runs/{elsewhere}/set_state", state={"type": "RUNNING", "name": "Running"}, force=True)

@@ -35,7 +35,7 @@ PREFECT_SIDE = {"tasks", "flows"}
 MODULES = sorted(path for path in (ROOT / "luffy").rglob("*.py") if not PREFECT_SIDE & {*path.parts})
 FLOW_MODULES = sorted(path for folder in PREFECT_SIDE for path in (ROOT / folder).glob("*.py"))
 ALL_MODULES = [*MODULES, *FLOW_MODULES]
-STARTERS = {f"luffy/cli/commands/{name}.py" for name in ("compare", "run", "serve", "study")}
+STARTERS = {f"luffy/cli/commands/{name}.py" for name in ("compare", "evaluate", "run", "serve")}
 """Modules of the package that may import flows."""
 NAMED_BY_RULE = {
     "luffy/cli/commands": "a command's module has the command's name",

@@ -1,19 +1,16 @@
 """`luffy gc`: what can be deleted from the workspace; with `--delete` it is."""
 
-import time
-from typing import Annotated, get_args
+from typing import Annotated
 
-from typer import BadParameter, Option
+from typer import Option
 
 from luffy.cli.console import say, show_rows
 from luffy.cli.options import Debug, WorkspaceFolder
 from luffy.errors import EXIT_FAILURE, EXIT_OK, DataError
 from luffy.pipeline.disk import freed_bytes, measure
-from luffy.pipeline.garbage import Kind, Retention, dispose, survey
+from luffy.pipeline.garbage import Retention, dispose, survey
 from luffy.pipeline.workspace import find_workspace
-from luffy.report.cells import duration, size_words
-
-_KINDS: tuple[Kind, ...] = get_args(Kind)
+from luffy.report.cells import size_words
 
 
 def gc(
@@ -22,37 +19,24 @@ def gc(
         int | None, Option(min=0, metavar="N", help="keep only the newest N runs of each experiment")
     ] = None,
     runs: Annotated[list[str] | None, Option(metavar="NAME", help="delete this run; may be repeated")] = None,
-    only: Annotated[
-        list[str] | None, Option(metavar="KIND", help=f"only {' or '.join(_KINDS)}; may be repeated")
-    ] = None,
     workspace: WorkspaceFolder = None,
     debug: Debug = False,
 ) -> int:
     """List what can be deleted from the workspace, with sizes and reasons; --delete deletes it."""
-    unknown = [kind for kind in only or () if kind not in _KINDS]
-    if unknown:
-        raise BadParameter(f"{unknown[0]!r} is not one of {', '.join(_KINDS)}", param_hint="--only")
     where = find_workspace(workspace)
     if not where.root.is_dir():
         raise DataError(f"workspace {where.root}: no such folder; give another with --workspace")
     retention = Retention(keep_runs, tuple(runs or ()))
     found = survey(where, retention)
-    garbage = [item for item in found.garbage if not only or item.kind in only]
+    garbage = found.garbage
     say(f"workspace {where.root}")
     for note in found.notes:
         say(f"left alone: {note}")
     if garbage:
         rows = [
-            (
-                item.kind,
-                str(item.path.relative_to(where.root)),
-                size_words(measure(item.path)),
-                duration(max(0.0, time.time() - item.modified)),
-                item.reason,
-            )
-            for item in garbage
+            (str(each.path.relative_to(where.root)), size_words(measure(each.path)), each.reason) for each in garbage
         ]
-        show_rows(("kind", "what", "size", "age", "why"), rows)
+        show_rows(("what", "size", "why"), rows)
     total = size_words(freed_bytes(*(item.path for item in garbage)))
     if not delete:
         say(f"{total} can be deleted; add --delete to delete it" if garbage else "nothing can be deleted")

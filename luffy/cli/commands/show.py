@@ -5,13 +5,18 @@ from typing import Annotated
 
 from typer import Argument, Option
 
+from luffy.api.sample_view import HISTORY_HEADER, prompt_history, read_range, samples_of
 from luffy.cli import run_view
-from luffy.cli.console import say, show_rows, show_table
+from luffy.cli.console import say, show_rows, show_table, terminal
 from luffy.cli.options import Debug, WorkspaceFolder
-from luffy.errors import EXIT_OK, ConfigError
+from luffy.errors import EXIT_OK, ConfigError, DataError
+from luffy.evaluation.across_runs.all_results import read_leaderboard
+from luffy.files import write_atomic
 from luffy.pipeline.manifest import read_manifest
 from luffy.pipeline.records import RunRecord, find_run, read_run
-from luffy.pipeline.workspace import find_workspace
+from luffy.pipeline.workspace import Workspace, find_workspace
+from luffy.report.evaluation_page import MARK, PUBLISHED, leaderboard_page
+from luffy.report.page import html
 
 
 def show(
@@ -54,9 +59,7 @@ def show(
         if everything or any(value is not None for value in asked):
             raise ConfigError("RUN: missing; luffy show lists the runs")
         if leaderboard:
-            from luffy.cli.evaluations import show_leaderboard  # loads numpy and templates
-
-            show_leaderboard(where)
+            _show_leaderboard(where)
             return EXIT_OK
         say(f"workspace {where.root}")
         runs, results = run_view.take_stock(where, tag or ())
@@ -74,8 +77,6 @@ def show(
     if samples is not None:
         _show_samples(record, stage, reward or "-inf..", samples)
     elif prompt is not None:
-        from luffy.api.sample_view import HISTORY_HEADER, prompt_history  # loads pyarrow
-
         whole, rows = prompt_history(record, prompt)
         show_rows(HISTORY_HEADER, rows, f"Responses to {whole}")
     else:
@@ -84,8 +85,6 @@ def show(
 
 
 def _show_samples(record: RunRecord, stage: str | None, reward: str, number: int) -> None:
-    from luffy.api.sample_view import read_range, samples_of  # loads pyarrow
-
     low, high = read_range(reward)
     found = samples_of(record, stage, (low, high), number)
     for each in found:
@@ -115,3 +114,32 @@ def _show_run(record: RunRecord, *, everything: bool) -> None:
         show_table(metrics, "Newest metrics")
     finished = (entry.directory for entry in record.stages.values() if read_manifest(entry.directory) is not None)
     run_view.show_results(finished, config=config)
+
+
+def _show_leaderboard(workspace: Workspace) -> None:
+    """Write the page into the workspace, and print the tables and where the page is.
+
+    Raises DataError when the workspace has no finished evaluation.
+    """
+    if not workspace.root.is_dir():
+        raise DataError(f"workspace {workspace.root}: no such folder; give another with --workspace")
+    board, file = read_leaderboard(workspace), workspace.root / "leaderboard.html"
+    page = leaderboard_page(board, str(workspace.root))
+    write_atomic(file, html(page))
+    console = terminal()
+    for table, section in zip(board.tables, page.sections[1:], strict=False):
+        (accuracies,) = section.tables
+        title = f"{section.title}; {section.aside}" + (f" ({table.note})" if table.note else "")
+        console.print(title, markup=False, soft_wrap=True, style="bold")
+        rows = [["\n".join((cell.text, *cell.details)) for cell in row] for row in accuracies.rows]
+        show_rows(accuracies.header, rows)
+        for paper in table.papers:
+            say(f"{PUBLISHED}: {paper.about}")
+        console.print()
+    for directory, reason in board.left_out.items():
+        say(f"left out: {directory}: {reason}")
+    say(
+        f"Accuracy in % with its interval over problems. {MARK}: clearly better than the next row on that suite "
+        "(paired over problems, Holm's correction over suites); without it the first ones are not distinguishable."
+    )
+    say(f"leaderboard: {file}")

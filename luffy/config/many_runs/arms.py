@@ -145,10 +145,15 @@ def _load_arm(arm: _ArmPlan, design: SweepDesign, experiment: Path, point: GridP
     own, budget = arm.config, design.budget
     assert budget is not None
     _refuse_fixed(own.overrides, (*_BUDGETED, "seed", *SEEDED, *_SHARED, *_NAMED), arm.where, "overrides")
-    named = [f"name={design.name}.{arm.name}", f"chain={own.chain}", f"method={own.method}"]
-    overrides = [*design.overrides, *own.overrides, *point.overrides, *named]
     # How many steps an arm's share of the budget makes depends on the rest of its experiment.
-    kinds, is_plain = chain_kinds(own.chain, experiment, arm.where)
+    kinds, is_plain, has_methods = chain_kinds(own.chain, experiment, arm.where)
+    if has_methods and own.method is not None:
+        arm.refuse(f"method: {own.method} has no effect, since chain {own.chain} names that of each stage; remove it")
+    if not has_methods and own.method is None:
+        arm.refuse(f"method: missing, and stages of chain {own.chain} name none; give one")
+    named = [f"name={design.name}.{arm.name}", f"chain={own.chain}"]
+    named += [] if own.method is None else [f"method={own.method}"]
+    overrides = [*design.overrides, *own.overrides, *point.overrides, *named]
     any_length = _lengths(kinds, 10**6, 10**6) if is_plain else []
     unmeasured = load_experiment(experiment, [*overrides, *any_length], given_at=arm.where)
     if not {"sft", "rl"} & {*unmeasured.kinds}:

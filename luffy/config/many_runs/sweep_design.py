@@ -106,8 +106,8 @@ class ArmConfig(StrictModel):
 
     chain: str
     """A preset of `exp_configs/chains/`."""
-    method: str
-    """A preset of `exp_configs/methods/`; in a chain with RL, the method of RL."""
+    method: str | None = None
+    """A preset of `exp_configs/methods/`; in a chain with RL, the method of RL. None: its stages name theirs."""
     sft_steps: PositiveInt | None = None
     """Optimizer steps of SFT, in all rounds, where RL follows; None: there is none before RL."""
     overrides: tuple[str, ...] = ()

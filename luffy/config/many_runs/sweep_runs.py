@@ -25,7 +25,7 @@ from luffy.config.chain import StageEntry, instances_of, plain_stages
 from luffy.config.evaluation import VALIDATION, EvaluationConfig
 from luffy.config.experiment import ExperimentConfig
 from luffy.config.fields import explain
-from luffy.config.load import FileKind, file_kind, load_experiment, parse_overrides, read_overridden, refuse_other_kind
+from luffy.config.load import FileKind, file_kind, load_experiment, parse_overrides, read_overridden
 from luffy.config.many_runs.arms import (
     SEEDED,
     SHARED_NODES,
@@ -227,23 +227,19 @@ def load_sweep(
     overrides: Sequence[str] = (),
     over: Sequence[str] = (),
     seeds: Sequence[int] = (),
-    *,
-    wanted: FileKind | None = None,
 ) -> Sweep:
-    """The grid, comparison or study in the file `path`, or the shipped one of that name; None: of any kind. `overrides`
-    (`key.path=value`) are those of the file. `path` may also be an experiment: then `over` (`key.path=[value, value]`)
-    is the grid around it, with these `seeds` (its own without any), and the overrides are the experiment's. Raises
-    ConfigError, one line for each mistake of the design, or of the first run that has one; those in cells:
-    `Sweep.check`."""
+    """The grid, comparison or study in the file `path`, or the shipped one of that name. `overrides` (`key.path=value`)
+    are those of the file. `path` may also be an experiment: then `over` (`key.path=[value, value]`) is the grid around
+    it, with these `seeds` (its own without any), and the overrides are the experiment's. Raises ConfigError, one line
+    for each mistake of the design, or of the first run that has one; those in cells: `Sweep.check`."""
     file = experiment_file(path)
     kind = kind_of_file(file)
     is_named = "experiment" in read_overridden(file)[0]  # by a grid that lacks other keys
-    if kind == "experiment" and wanted in ("grid", None) and not is_named:
+    if kind == "experiment" and not is_named:
         values, origins, kind = _around(file, overrides, over, seeds), dict[KeyPath, str](), "grid"
     else:
-        kind = wanted or ("grid" if kind == "experiment" else kind)
+        kind = "grid" if kind == "experiment" else kind
         values, origins = read_overridden(file, overrides)
-        refuse_other_kind(values, path, kind)
         if over or seeds:
             option = "--over" if over else "--seed"
             raise ConfigError(f"{option} has no effect on {file}, which is a {kind}; override its grid= or seeds=[...]")

@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from luffy.config.many_runs.sweep_design import GridPoint
-from luffy.config.many_runs.sweep_runs import Sweep, SweepRun
+from luffy.config.many_runs.sweep_runs import SweepRun
 from luffy.data.answer_cards import CARD_FILE, SampleCard, read_card
 from luffy.errors import DataError, LuffyError, first_line
 from luffy.evaluation.results import CheckpointScores, read_scores
@@ -261,14 +261,6 @@ class SweepResults:
         reported = self.where(role=[REPORTED]).outcomes[["cell", "arm", "point"]]
         return {(cell, arm): point for cell, arm, point in reported.itertuples(index=False, name=None)}
 
-    def chosen_for(self, sweep: Sweep, cells: Iterable[str]) -> dict[str, dict[str, int]]:
-        """The points that `cells` reported, by the cell that tuned them and arm."""
-        found, chosen = dict[str, dict[str, int]](), self.chosen
-        for cell in cells:
-            points = {arm: point for (where, arm), point in chosen.items() if where == cell}
-            found.setdefault(sweep.tuned_cell(cell) or cell, {}).update(points)
-        return found
-
 
 def result_files(design: Path, name: str) -> tuple[Path, Path]:
     """The files of measures and of outcomes, beside the `design`."""
@@ -334,7 +326,7 @@ def read_sweep_results(files: tuple[Path, Path]) -> SweepResults:
     found = []
     for path, columns in zip(files, _COLUMNS, strict=True):
         if not path.is_file():
-            raise DataError(f"{path}: no such file; luffy study --collect writes it from finished runs")
+            raise DataError(f"{path}: no such file; luffy compare DESIGN --collect writes it from finished runs")
         try:
             table = pq.read_table(path)
         except (OSError, pa.ArrowException) as error:
@@ -355,32 +347,29 @@ def joined_results(before: SweepResults, found: SweepResults) -> SweepResults:
     for (cell, arm), point in found.chosen.items():
         if (known := chosen.get((cell, arm), point)) != point:
             raise DataError(f"{cell}, {arm}: point {known} of its grid was reported, here it is point {point}")
-    if (difference := first_difference(before, found, of_both=True)) is not None:
+    if (difference := first_difference(before, found)) is not None:
         raise DataError(difference)
     return in_order(together([before, found]))
 
 
-def first_difference(committed: SweepResults, again: SweepResults, *, of_both: bool = False) -> str | None:
-    """Where two sets of results first differ, in a line; None where they are equal bit for bit but for times.
-
-    `of_both`: what only one of them has is no difference.
-    """
+def first_difference(committed: SweepResults, again: SweepResults) -> str | None:
+    """Where two sets of results first differ in what both have, in a line; None where that is equal bit for bit but for
+    times."""
 
     def by_place(results: SweepResults) -> dict[tuple[str | int, ...], tuple[object, ...]]:
         measures = results.measures[~results.measures["measure"].isin(_TIMED)]
         tables = (measures, len(_OF_MEASURES)), (results.outcomes, len(_OF_OUTCOMES))
         return {row[:n]: row[n:] for rows, n in tables for row in rows.itertuples(index=False, name=None)}
 
-    def short(found: tuple[Any, ...] | None) -> str:
-        if found is None or len(found) == 1:
-            return "nothing" if found is None else repr(found[0])
+    def short(found: tuple[Any, ...]) -> str:
+        if len(found) == 1:
+            return repr(found[0])
         problems, _, correct = found
         return f"{sum(correct)} correct responses on problems {problems[:8]}"
 
     before, after = by_place(committed), by_place(again)
-    places = before.keys() & after.keys() if of_both else before.keys() | after.keys()
-    for place in sorted(places, key=lambda place: (-len(place), place)):  # measures first
-        if before.get(place) != after.get(place):
+    for place in sorted(before.keys() & after.keys(), key=lambda place: (-len(place), place)):  # measures first
+        if before[place] != after[place]:
             where = ", ".join(str(part) for part in place if part != "")
-            return f"{where}: committed {short(before.get(place))}, now {short(after.get(place))}"
+            return f"{where}: committed {short(before[place])}, now {short(after[place])}"
     return None

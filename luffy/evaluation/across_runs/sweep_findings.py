@@ -34,7 +34,6 @@ from luffy.evaluation.across_runs.run_results import (
 )
 from luffy.evaluation.results import Cell, CheckpointScores, read_scores
 from luffy.pipeline.experiment import open_experiment
-from luffy.pipeline.manifest import finished_manifest
 from luffy.pipeline.workspace import Workspace
 from luffy.statistics.accuracy import Estimate
 from luffy.statistics.over_seeds import SeededDifference, seeded_accuracy, seeded_difference
@@ -458,11 +457,6 @@ class SweepProgress:
         made = {plan.node.name: plan.directory for plan in takewhile(lambda plan: plan.action == "reuse", plans)}
         self._finished[run.made_as] = found = made if made.keys() == {*run.nodes} else None
         return found
-
-    def seconds(self, run: SweepRun) -> float:
-        """Seconds that the own stages of a finished run took, from their manifests."""
-        stages = self.finished(run) or {}
-        return sum(finished_manifest(stages[name]).total_s for name in stages if name not in run.start)
 
     def left(self, runs: Iterable[SweepRun]) -> list[SweepRun]:
         """The unfinished runs, without duplicates."""

@@ -19,7 +19,7 @@ from luffy.cli.console import (
     visible_controls,
 )
 from luffy.config import load_experiment
-from luffy.markdown_text import code_span, markdown_cell
+from luffy.markdown_text import markdown_cell
 from luffy.pipeline.events import Event
 from luffy.pipeline.experiment import open_experiment
 from luffy.pipeline.workspace import Workspace
@@ -140,8 +140,3 @@ def test_colours_of_luffy_itself_stay_on_a_terminal_as_do_lines_and_other_alphab
 )
 def test_text_in_a_cell_begins_no_link_image_or_html(text, shown):
     assert markdown_cell(text) == shown
-
-
-def test_inline_code_is_closed_by_no_backtick_in_it():
-    assert code_span("42") == "`42`"
-    assert code_span("` ![x](y) ``\n#") == "``` ` ![x](y) `` # ```"

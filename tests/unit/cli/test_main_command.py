@@ -115,7 +115,7 @@ def test_a_plan_shows_how_long_the_most_similar_finished_result_took(tmp_path, l
     [
         ("grid_sft_size", "luffy compare grid_sft_size"),
         ("compare_tuned", "luffy compare compare_tuned"),
-        ("study_smoke", "luffy study study_smoke"),
+        ("study_smoke", "luffy compare study_smoke"),
     ],
 )
 @pytest.mark.parametrize("task", ["run", "config"])
@@ -144,8 +144,9 @@ def test_a_file_of_many_runs_is_not_taken_for_an_experiment(luffy, task, name, n
             "--only: prepare_data, which .. --only prepare_data, or leave",
         ),
         (["prepare", "smoke"], "luffy run CONFIG --only prepare_data"),
-        (["study", "study_smoke", "--cells", ","], "--cells ','"),
-        (["study", "study_smoke", "--reproduce", ""], "--reproduce ''"),
+        (["compare", "study_smoke", "--cells", ","], "--cells ','"),
+        (["compare", "compare_arithmetic", "--page"], "--page has no effect on a comparison"),
+        (["study", "study_smoke", "--plan"], "luffy study is gone .. luffy compare"),
         (["serve-engine", "some/model"], "luffy serve-engine is gone .. cluster: ray"),
         (["watch", "--all"], "luffy watch is gone .. luffy show RUN"),
         (["diff", "one", "other", "--show", "-1"], "'--show' .. greater than or equal to 0"),

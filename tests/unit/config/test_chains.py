@@ -12,7 +12,7 @@ from luffy.cli.commands.config import explain_experiment, resolved_lines
 from luffy.config import ExperimentConfig, load_experiment
 from luffy.config.load import resolve_experiment
 from luffy.errors import ConfigError
-from luffy.pipeline.graph import build_graph
+from luffy.pipeline.graph import build_graph, select_nodes
 
 HEAD = f"extends: {CONFIGS}/smoke.yaml\nname: own\n"
 DISTILLED = """\
@@ -166,6 +166,11 @@ def test_a_chain_is_recorded_and_written_so_that_it_is_read_as_the_same(loaded, 
     assert "own.yaml:" in lines and "command line" not in lines.partition("stages:")[0]
 
 
+def test_a_group_of_stages_goes_by_its_name(loaded):
+    nodes = build_graph(loaded(ITERATED))
+    assert select_nodes(nodes, ["rounds"], "--only") == {f"{name}_{n}" for name in ("sample", "sft") for n in (1, 2, 3)}
+
+
 def test_more_rounds_and_a_change_behind_leave_the_keys_before(chain):
     nodes = chain(DISTILLED)
     assert nodes["opd"].settings == chain(DISTILLED, "stages.grpo.rl.steps=9")["opd"].settings
@@ -261,9 +266,19 @@ REFUSED = {
     "difficulty has no effect without rl after it": (
         f"{BASE}, {{rl: {{method: luffy}}}}, {{difficulty: {{difficulty: {{num_samples: 2}}}}}}, evaluate]"
     ),
+    "stages: early sorts by what difficulty measures; put difficulty before it": (
+        f"{BASE}, {{early: {{kind: rl, method: luffy, rl: {{sampling: {{kind: curriculum, by: difficulty}}}}}}}}, "
+        "{difficulty: {difficulty: {num_samples: 2}}}, {rl: {method: luffy}}]"
+    ),
     "nowhere:KIND cannot be imported .. PYTHONPATH": f"{BASE}, {{x: {{kind: 'nowhere:KIND'}}}}]",
     "json:dumps is no StageKind": f"{BASE}, {{x: {{kind: 'json:dumps'}}}}]",
 }
+
+
+def test_a_list_of_stages_beside_a_chain_in_the_same_file_is_refused(loaded):
+    with refused("own.yaml:", "stages: a list takes the place of the chain (", error=ConfigError):
+        loaded("chain: rl\nstages: [prepare_data, base, sft, evaluate]\n")
+    assert loaded("chain: rl\nmethod: luffy\n", "stages=[prepare_data, base, sft, evaluate]").chain is None
 
 
 @pytest.mark.parametrize(("named", "override"), REFUSED.items(), ids=REFUSED)

@@ -40,7 +40,7 @@ def test_every_experiment_loads(path):
 
 @pytest.mark.parametrize("path", [*COMPARISONS, *GRIDS], **STEM)
 def test_every_comparison_and_grid_loads_with_all_its_runs(path):
-    sweep = load_sweep(path, wanted="grid" if path in GRIDS else "comparison")
+    sweep = load_sweep(path)
     tuning, reported = sweep.tuning_runs(), sweep.reported_runs()
     assert len(reported) == len(sweep.design.seeds) * len(sweep.design.arms or sweep.candidates())
     assert len(tuning) + len(reported) == len({run.config.name for run in (*tuning, *reported)})

@@ -6,7 +6,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from luffy.cli.study_view import effect_words
 from luffy.config.many_runs.sweep_runs import load_sweep
 from luffy.evaluation.across_runs.run_results import read_sweep_results, result_files
 from luffy.evaluation.across_runs.sweep_findings import find
@@ -44,6 +43,12 @@ def table_of(section):
 OTHER_BASE = {"own steps": "centre", **THIRD_MACHINE}
 
 
+def effect_words(effect):
+    """The difference in percentage points with its interval, without a correction for many tests."""
+    found = effect.result.difference
+    return f"{100 * found.value:+.1f} [{100 * found.low:.1f}, {100 * found.high:.1f}]"
+
+
 @pytest.fixture(scope="module")
 def study():
     return load_sweep(str(FOLDER / "design.yaml"))
@@ -62,7 +67,7 @@ def test_the_committed_page_figure_and_tables_come_out_of_the_committed_results(
     made = {".html": html(study_page(findings, results)), ".results.md": study_markdown(findings, results)}
     made[".svg"] = study_figure(findings)
     for suffix, text in made.items():
-        assert (FOLDER / f"{name}{suffix}").read_text(encoding="utf-8") == text, f"luffy study --page: {suffix}"
+        assert (FOLDER / f"{name}{suffix}").read_text(encoding="utf-8") == text, f"luffy compare --page: {suffix}"
 
 
 def accuracy(results, cell, arm):

@@ -12,7 +12,6 @@ from synthetic.finished_chain import HOSTILE
 from synthetic.pages import stands_alone
 from synthetic.sweeps import COSTS, arm, compared, evaluation, gridded, run
 
-from luffy.cli.study_view import fresh_workspace
 from luffy.config.many_runs.sweep_design import CENTRE
 from luffy.config.many_runs.sweep_runs import load_sweep
 from luffy.errors import DataError, LuffyError
@@ -361,11 +360,7 @@ def test_results_that_differ_in_one_answer_are_found_and_not_joined(study, resul
     first, outcomes = results.outcomes.iloc[0], results.outcomes.copy()
     outcomes.at[0, "correct"] = (1 - first["correct"][0], *first["correct"][1:])
     differing = replace(results, outcomes=outcomes)
-    assert first_difference(results, results) is None
-    found = first_difference(differing, results)
-    assert found.startswith(f"{first['cell']}, ") and "committed" in found and "\n" not in found
-    fewer = replace(results, outcomes=results.outcomes[1:])
-    assert "now nothing" in first_difference(results, fewer) and first_difference(results, fewer, of_both=True) is None
+    assert first_difference(results, replace(results, outcomes=results.outcomes[1:])) is None
     with refused(f"{first['cell']}, ", "committed", error=DataError):
         joined_results(results, differing)
     with refused("centre, ", "point 1", "point 2", error=DataError):
@@ -380,16 +375,3 @@ def test_machines_add_their_runs_to_the_same_files(results):
     timed = in_order(replace(one, measures=one.measures.assign(measure="seconds")))
     slower = replace(timed, measures=timed.measures.assign(value=timed.measures["value"] + 1))
     assert same(joined_results(timed, slower), timed)  # a time is no difference
-
-
-def test_results_are_made_again_in_a_folder_of_their_own(study, tmp_path):
-    root, other = tmp_path / "again", tmp_path / "other"
-    for _ in range(2):  # also where an earlier attempt was interrupted
-        assert fresh_workspace(study, root).root == root
-        (root / "stages").mkdir(exist_ok=True)
-    other.mkdir()
-    (other / "stages").touch()
-    with refused("other: is not empty"):
-        fresh_workspace(study, other)
-    with refused("stages: is a file"):
-        fresh_workspace(study, other / "stages")

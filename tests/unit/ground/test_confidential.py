@@ -5,7 +5,6 @@ import json
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from synthetic.result_rows import result_row, sample_record
@@ -19,7 +18,6 @@ from luffy.evaluation.results import EvaluationResults, read_evaluation, write_r
 from luffy.evaluation.sample_files import SAMPLES_FILE, SampleRecord, write_sample_records
 from luffy.report.evaluation_page import evaluation_page
 from luffy.report.page import html, markdown
-from luffy.tasks import artifacts
 from luffy.types import Message, Prompt
 
 ROOT = Path(__file__).parents[3]
@@ -64,13 +62,10 @@ def shown(folder: Path, record: SampleRecord) -> dict[str, str]:
     first = evaluation(folder / "first", record)
     second = evaluation(folder / "second", replace(record, correct=False, outcome="wrong"))
     (cell,) = find_changes(read_evaluation(first), read_evaluation(second)).cells
-    plan = SimpleNamespace(directory=first, node=SimpleNamespace(name="evaluate_rl"))
-    samples = artifacts.evaluated_samples(plan)
     return {
         "results.json": (first / "results.json").read_text(),
         "summary.md": markdown(evaluation_page(results((record,)))),
         "summary.html": html(evaluation_page(results((record,)))),
-        "artifact": samples.data if samples else "",
         "changes": str(cell.changed) if cell.changed[0].may_be_shown else "",
     }
 
@@ -83,7 +78,7 @@ def test_nothing_made_of_an_evaluation_shows_confidential_text(tmp_path, mark):
 
 def test_the_same_text_is_shown_where_it_may_be(tmp_path):
     found = shown(tmp_path, RECORD)
-    assert {name for name, text in found.items() if SECRET in text} == {"artifact", "changes"}
+    assert {name for name, text in found.items() if SECRET in text} == {"changes"}
 
 
 def test_frames_hold_no_text_of_problems():

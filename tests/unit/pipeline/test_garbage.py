@@ -18,7 +18,6 @@ from luffy.cli.main import main
 from luffy.pipeline.disk import freed_bytes, measure
 from luffy.pipeline.experiment import ExperimentRun, StageObserver, open_experiment, start_run
 from luffy.pipeline.garbage import Retention, dispose, survey
-from luffy.pipeline.job import write_job
 from luffy.pipeline.lock import stage_lock
 from luffy.pipeline.manifest import read_manifest, write_manifest
 from luffy.pipeline.records import find_run, read_run
@@ -289,9 +288,7 @@ LEFT = {  # what lies where, folders with a slash at their end; and why it goes,
     "{begun}/checkpoints/incoming_step_000010/": HALF,
     "{begun}/.manifest.json.a1b2_c3d": WRITTEN,
     "{begun}/.gitattributes": None,
-    "{sft}/checkpoints/step_000020/": "the stage is finished, and its checkpoint of step 40 stays",
     "{sft}/checkpoints/step_000040/": None,
-    "{sft}/log.txt": "older than 30 days",
     "{sft}/.step_000003.parquet.vbgbxlwv": WRITTEN,
     "{sft}/journal/.step_000003.parquet.vbgbxlwv": WRITTEN,
     "{sft}/journal/step_000003.parquet": None,
@@ -299,7 +296,6 @@ LEFT = {  # what lies where, folders with a slash at their end; and why it goes,
     "{sft}/model/.trash-.tmpAb12Cd": "an interrupted deletion",  # as versions before this one left it
     "{data}/shards/": "needed only until the stage was finished",
     "{data}/kept/": None,
-    "{data}/log.txt": None,
     "{runs}/smoke-1/.run.json.abcd1234": WRITTEN,
     "{runs}/smoke-8/": "killed before it began",
     "{runs}/smoke-9/": None,  # may be a new one
@@ -310,8 +306,7 @@ LEFT = {  # what lies where, folders with a slash at their end; and why it goes,
 def test_what_a_kill_has_left_goes_also_when_its_deletion_is_killed(workspace, opened, monkeypatch):
     finished = opened("evaluation.confidence=0.9")
     finish_all(finished)
-    for steps in (20, 40):
-        finish(finished, "sft", steps=steps)
+    finish(finished, "sft", steps=40)
     run_of(finished)
     experiment = opened("sft.epochs=9")
     plan = experiment.plan_node("sft")
@@ -332,8 +327,7 @@ def test_what_a_kill_has_left_goes_also_when_its_deletion_is_killed(workspace, o
     link = workspace.runs / "smoke-1/stages/.sft.12-34"
     link.symlink_to("../../nowhere")
     (workspace.runs / "smoke-8/.run.json.abcd1234").touch()
-    for old in (sft / "log.txt", workspace.runs / "smoke-8"):
-        os.utime(old, (0, 0))
+    os.utime(workspace.runs / "smoke-8", (0, 0))
     write_manifest(data, read_manifest(data).model_copy(update={"scratch": ("shards", "tables")}))
 
     listed = survey(workspace, ALL)
@@ -354,32 +348,6 @@ def test_what_a_kill_has_left_goes_also_when_its_deletion_is_killed(workspace, o
     assert {path: path.exists() for path in reasons} == {path: reason is None for path, reason in reasons.items()}
     assert actions(finished) == {"reuse"}
     assert opened("sft.epochs=9").plan_node("sft").step == 20
-
-
-def test_requested_checkpoints_stay(workspace, opened):
-    kept = opened("execution.checkpoint.keep=5")
-    for steps in (20, 40):
-        finish_all(kept, steps=steps)
-    run_of(kept)
-    assert going(workspace) == set()
-
-
-def test_an_unfinished_sweep_keeps_its_checkpoints_in_a_workspace_that_was_moved(workspace, opened):
-    swept = open_experiment(opened().config, workspace, code=lambda kind, rooms: {"module": "1"}, sweep_steps=(2, 4))
-    run = ExperimentRun(swept, workspace.new_run("smoke", {}))
-    for node in swept.nodes:
-        for steps in (2, 4) if node.stage != "sweep" else ():
-            finish(swept, node.name, steps=steps)
-        run.enter(swept.plan_node(node.name))
-    plan = swept.plan_node("sweep")
-    begin(plan)
-    write_job(plan.directory / "config.yaml", swept.job(plan))
-    run.record("interrupted")
-    own = (plan.inputs["model"] / "checkpoints").relative_to(workspace.root)
-    moved = workspace.root.rename(workspace.root.with_name("moved"))
-    folders = {path.parent for path in going(Workspace(moved))}
-    assert moved / own not in folders
-    assert any(path.name == "checkpoints" for path in folders)  # of other stages
 
 
 def test_results_named_by_path_in_a_kept_configuration_stay(workspace, opened, monkeypatch):
@@ -459,9 +427,9 @@ def test_the_command_lists_and_deletes_only_with_its_flag(workspace, two, capsys
     out = capsys.readouterr().out
     assert "runs/smoke-1" in out and "only smoke-1 used it" in out and "--delete" in out
     assert (workspace.runs / "smoke-1").is_dir()
-    assert main([*asked, "--delete", "--only", "run"]) == 0
+    assert main([*asked, "--delete"]) == 0
     assert not (workspace.runs / "smoke-1").exists()
-    assert actions(two[0]) == {"reuse"}
+    assert (actions(two[0]), actions(two[1])) == ({"reuse", "run"}, {"reuse"})
     assert main(["gc", "--runs", "none", "--workspace", str(workspace.root)]) == 2
 
 

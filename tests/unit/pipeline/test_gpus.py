@@ -71,8 +71,7 @@ def test_visible_gpus_are_counted_and_measured(driver, monkeypatch, visible, exp
 KINDS = ("GPU in SFT", "shared GPU in a rollout", "shared GPU in an update", "GPU in evaluation")
 UNKNOWN = ["number of GPUs is unknown", "memory not checked"]
 DETECTED = ["execution.gpu_memory_gb=null"]
-UNTRAINED = ["chain=rl", "method=luffy", "base=null", "data.corpus=null", "model.architecture=null"]
-LARGE, SMALL = ([*UNTRAINED, f"model={{path: FOLDER/{layers}}}"] for layers in (30, 3))
+UNTRAINED = ["base=null", "data.corpus=null", "model.architecture=null"]
 
 
 @pytest.mark.parametrize(
@@ -84,26 +83,13 @@ LARGE, SMALL = ([*UNTRAINED, f"model={{path: FOLDER/{layers}}}"] for layers in (
         (None, SEVEN_B, DETECTED, ["this machine has none: ranks and engines would run on its CPU", UNKNOWN[1]]),
         ("exit 9", SEVEN_B, ["model.path=nobody/has-it"], [UNKNOWN[0], "the shape of nobody/has-it is unknown here"]),
         ("exit 9", SMOKE, [], []),
-        # An engine that is slow or will refuse.
-        ([], SMOKE, LARGE, ["rl.engine: vllm is about three times as fast"]),
-        ([81559], SMOKE, LARGE, ["rl.engine: vllm shares the GPU with the trainer"]),
-        ([], SMOKE, SMALL, []),
-        ([], SMOKE, [*LARGE, "rl.engine=vllm"], []),
-        ([], SMOKE, [*LARGE, "chain=sft", "method=sft"], []),
     ],
 )
-def test_what_cannot_be_checked_and_what_is_advised_is_a_note(
-    driver, tmp_path, monkeypatch, script, file, overrides, notes
-):
+def test_what_cannot_be_checked_is_a_note(driver, monkeypatch, script, file, overrides, notes):
     monkeypatch.setattr(gpus, "_QUERY_TIMEOUT_S", 0.5)
     if script is not None:
         driver(script)
-    for layers in (30, 3):
-        shape = {"model_type": "llama", "hidden_size": 576, "num_hidden_layers": layers, "num_attention_heads": 9}
-        (tmp_path / str(layers)).mkdir()
-        text = json.dumps(shape | {"intermediate_size": 1536, "vocab_size": 16384})
-        (tmp_path / str(layers) / "config.json").write_text(text)
-    found = find_resources(load(file, [override.replace("FOLDER", str(tmp_path)) for override in overrides]))
+    found = find_resources(load(file, overrides))
     assert found.complaints == ()
     assert found.gpus == () or overrides == DETECTED
     assert all(named(note, words) for note, words in zip(found.notes, notes, strict=True)), found.notes
@@ -119,10 +105,10 @@ HALVES = ["execution.ray={placement: disaggregated, trainer_ranks: 4, engines: 4
 OVERLAPPING = [SPLIT, f"{SHARE}=0.9", "rl.max_staleness=1", "execution.ray.engines=8", "execution.ray.trainer_ranks=8"]
 QWEN_14B = [
     "evaluation.engine=vllm", "execution.vllm={engines: 3, gpu_memory_utilization: 0.9}", "chain=sft",
-    "model={path: Qwen/Qwen2.5-14B}", *UNTRAINED[2:], "method=sft",
+    "model={path: Qwen/Qwen2.5-14B}", *UNTRAINED, "method=sft",
 ]  # fmt: skip
 IN_TURNS = [
-    "chain=rl", "method=luffy", "model.dtype=bfloat16", "model={path: Qwen/Qwen2.5-1.5B}", *UNTRAINED[2:],
+    "chain=rl", "method=luffy", "model.dtype=bfloat16", "model={path: Qwen/Qwen2.5-1.5B}", *UNTRAINED,
     "rl.engine=vllm", "execution={zero_stage: 1, gradient_checkpointing: true}",
 ]  # fmt: skip
 REAL_SIZES = ("luffy_qwen2.5_math_1.5b", SEVEN_B)

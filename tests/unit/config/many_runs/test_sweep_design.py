@@ -91,12 +91,12 @@ def test_every_point_runs_with_every_seed(load):
     assert len({run.folder for run in runs}) == len({run.config.name for run in runs}) == 8
     assert runs[0].nodes == ("prepare_data", "base", "sft", "evaluate_sft")
     over = ["sft.num_traces=[4, 8]", "sft.optimizer.lr=[1e-4, 1e-3]"]
-    around = load_sweep(SMOKE, ["chain=sft", "method=sft"], over, [1, 2], wanted="grid")
+    around = load_sweep(SMOKE, ["chain=sft", "method=sft"], over, [1, 2])
     assert [run.config.sft for run in around.reported_runs()] == [run.config.sft for run in runs]
     assert around.design.name == "smoke.grid"
-    close = load_sweep(SMOKE, ["chain=sft", "method=sft"], ["sft.optimizer.lr=[0.1234567, 0.1234568]"], wanted="grid")
+    close = load_sweep(SMOKE, ["chain=sft", "method=sft"], ["sft.optimizer.lr=[0.1234567, 0.1234568]"])
     assert len({run.arm for run in close.reported_runs()}) == 2  # although six digits of them are equal
-    own_seed = load_sweep(SMOKE, (), ["rl.steps=[2, 4]"], wanted="grid").reported_runs()
+    own_seed = load_sweep(SMOKE, (), ["rl.steps=[2, 4]"]).reported_runs()
     assert [run.seed for run in own_seed] == [7, 7]
 
 
@@ -164,7 +164,18 @@ def test_in_a_chain_of_stages_of_their_own_the_last_makes_what_the_others_leave_
         (tmp_path / "warmed.yaml").write_text(WARMED.replace(old, own))
         with refused("arms.warmed", named, error=ConfigError):
             checked(load(HEAD + STEPS + CHAINED))
+    (tmp_path / "warmed.yaml").write_text(
+        WARMED.replace("kind: sft", "kind: sft, method: sft").replace("temperature: 1.0}", "steps: 4}, method: luffy")
+    )
+    with refused("arms.warmed: method: on_policy has no effect", "remove it", error=ConfigError):
+        checked(load(HEAD + STEPS + CHAINED))
+    without = (HEAD + STEPS + CHAINED).replace("warmed.yaml, method: on_policy", "warmed.yaml")
+    assert {run.config.seen_by("rl").method for run in load(without).reported_runs() if run.arm == "warmed"} == {
+        "luffy"
+    }
     (tmp_path / "warmed.yaml").write_text(WARMED.replace("epochs: null, steps: 2", "epochs: 1"))
+    with refused("arms.warmed: method: missing", error=ConfigError):
+        checked(load(without))
     with refused("arms.warmed: stages.warm.sft.steps: missing", error=ConfigError):
         checked(load(HEAD + STEPS + CHAINED))
 
@@ -432,20 +443,15 @@ def test_a_mistake_is_one_line_that_says_where(load, text, old, new, named):
 @pytest.mark.parametrize(
     ("file", "options", "named"),
     [
-        ("smoke", {"wanted": "comparison"}, "smoke: is an experiment .. luffy run smoke"),
-        ("smoke", {"wanted": "study"}, "smoke: is an experiment .. luffy run smoke"),
-        ("grid_sft_size", {"wanted": "comparison"}, "grid_sft_size: is a grid of runs .. luffy compare"),
-        ("compare_arithmetic", {"wanted": "study"}, "compare_arithmetic: is a comparison .. luffy compare"),
-        ("compare_arithmetic", {"wanted": "grid"}, "compare_arithmetic: is a comparison .. luffy compare"),
         # Options of the command line are those of an experiment.
-        ("grid_sft_size", {"wanted": "grid", "over": ["rl.steps=[1]"]}, "--over has no effect on"),
-        ("grid_sft_size", {"wanted": "grid", "seeds": [1]}, "--seed has no effect on"),
-        ("smoke", {"wanted": "grid"}, "is an experiment .. --over"),
-        ("smoke", {"wanted": "grid", "over": ["rl.steps=4"]}, "--over: rl.steps must be a list"),
-        ("smoke", {"wanted": "grid", "over": ["rl.steps=[4]"] * 2}, "--over: rl.steps is given twice"),
+        ("grid_sft_size", {"over": ["rl.steps=[1]"]}, "--over has no effect on"),
+        ("grid_sft_size", {"seeds": [1]}, "--seed has no effect on"),
+        ("smoke", {}, "is an experiment .. --over"),
+        ("smoke", {"over": ["rl.steps=4"]}, "--over: rl.steps must be a list"),
+        ("smoke", {"over": ["rl.steps=[4]"] * 2}, "--over: rl.steps is given twice"),
     ],
 )
-def test_a_file_of_another_kind_names_its_command(file, options, named):
+def test_options_of_an_experiment_are_refused_elsewhere_and_needed_there(file, options, named):
     with refused(*named.split(" .. "), error=ConfigError):
         load_sweep(file, **options)
 
