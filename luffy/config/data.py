@@ -63,16 +63,6 @@ class ArithmeticSource(StrictModel):
                 yield f"stepwise_share has no entry for chains of {missing} operations; add them"
 
 
-class WordProblemSource(StrictModel):
-    """Generated word problems of several calculations, with traces (`luffy.data.sources.generated`)."""
-
-    reader: ClassVar[str] = "luffy.data.sources.generated:word_problems"
-    kind: Literal["word_problems"]
-    num_prompts: PositiveInt
-    num_events: tuple[PositiveInt, ...] = Field(min_length=1)
-    """Number of changes in a problem, with equal shares; each takes one or two calculations."""
-
-
 class GuessNumberSource(StrictModel):
     """Games of `environment.kind: guess_number`, with a player's turns as traces (`luffy.data.sources.generated`)."""
 
@@ -295,7 +285,7 @@ class CustomSource(StrictModel):
     options: dict[str, int | float | bool | str | None] = Field(default={})
 
 
-_Generated = ArithmeticSource | WordProblemSource | GuessNumberSource
+_Generated = ArithmeticSource | GuessNumberSource
 _Read = FileSource | HubSource | ReasoningGymSource | VerifiersSource | CustomSource
 SourceConfig = Annotated[_Generated | _Read, Field(discriminator="kind")]
 
