@@ -193,7 +193,6 @@ def test_rows_in_and_what_is_left_of_them(tmp_path, monkeypatch, rows, settings,
     card = prepare(tmp_path / "out", train=written(tmp_path / "d.jsonl", rows), **settings)["train"]
     assert {name: texts(tmp_path / "out", name) for name in left} == left
     assert {name: card[name] for name in said} == said
-    assert not list((tmp_path / "out").rglob("*.spill.jsonl"))
 
 
 def test_rejected_and_malformed_rows_are_accounted_for(tmp_path, capsys, caplog):
