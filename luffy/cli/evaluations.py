@@ -47,7 +47,7 @@ from luffy.pipeline.manifest import (
 from luffy.pipeline.outside import outside_files
 from luffy.pipeline.workspace import Workspace, claiming, link
 from luffy.report.cells import accuracy
-from luffy.report.evaluation_page import MARK, PAGE_FILE, PUBLISHED, SUMMARY_FILE, leaderboard_page, write_summaries
+from luffy.report.evaluation_page import MARK, PAGE_FILE, SUMMARY_FILE, leaderboard_page, write_summaries
 from luffy.report.page import html
 
 _WITHHELD = "(confidential)"
@@ -298,8 +298,6 @@ def show_leaderboard(workspace: Workspace) -> None:
         console.print(title, markup=False, soft_wrap=True, style="bold")
         rows = [["\n".join((cell.text, *cell.details)) for cell in row] for row in accuracies.rows]
         show_rows(accuracies.header, rows)
-        for paper in table.papers:
-            say(f"{PUBLISHED}: {paper.about}")
         console.print()
     for directory, reason in board.left_out.items():
         say(f"left out: {directory}: {reason}")
