@@ -64,9 +64,9 @@ class ArithmeticSource(StrictModel):
 
 
 class GuessNumberSource(StrictModel):
-    """Games of `environment.kind: guess_number`, with a player's turns as traces (`luffy.data.sources.generated`)."""
+    """Games of `environment.kind: guess_number`, with a player's turns as traces (`luffy.data.sources.games`)."""
 
-    reader: ClassVar[str] = "luffy.data.sources.generated:guessing_games"
+    reader: ClassVar[str] = "luffy.data.sources.games:guessing_games"
     kind: Literal["guess_number"]
     num_prompts: PositiveInt
     low: int = 1
@@ -226,7 +226,7 @@ class HubSource(_StoredRows):
 class ReasoningGymSource(StrictModel):
     """Generated tasks of the package reasoning-gym (`pip install 'luffy-rl[reasoning-gym]'`); they carry no trace."""
 
-    reader: ClassVar[str] = "luffy.data.sources.packages:ReasoningGymPrompts"
+    reader: ClassVar[str] = "luffy.data.sources.games:ReasoningGymPrompts"
     kind: Literal["reasoning_gym"]
     tasks: tuple[str, ...] = Field(min_length=1)
     """Names of its datasets (`chain_sum`, `gcd`); prompts are taken from them in turn."""
@@ -260,9 +260,9 @@ class VerifiersPackage(StrictModel):
 
 
 class VerifiersSource(VerifiersPackage):
-    """Tasks of an environment of the package verifiers (`luffy.data.sources.packages`); they carry no trace."""
+    """Tasks of an environment of the package verifiers (`luffy.data.sources.games`); they carry no trace."""
 
-    reader: ClassVar[str] = "luffy.data.sources.packages:VerifiersTasks"
+    reader: ClassVar[str] = "luffy.data.sources.games:VerifiersTasks"
     kind: Literal["verifiers"]
     split: Literal["train", "eval"] = "train"
     num_prompts: PositiveInt | None = None
