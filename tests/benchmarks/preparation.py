@@ -53,12 +53,13 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         file, out = Path(folder) / "rows.parquet", Path(folder) / "out"
         write(file, num_rows, ways)
-        before, started = _peak(resource.RUSAGE_SELF), time.monotonic()
+        before, started = _peak(resource.RUSAGE_SELF), (time.monotonic(), time.process_time())
         prepare(out, workers, train={"kind": "file", "path": str(file)})
-        seconds, card = time.monotonic() - started, sources_of(out)["train"]
-    found = num_rows, card["rows_out"], card["traces_out"], f"{seconds:.0f}"
+        seconds = time.monotonic() - started[0], time.process_time() - started[1]
+        card = sources_of(out)["train"]
+    found = num_rows, card["rows_out"], card["traces_out"], *(f"{each:.0f}" for each in seconds)
     peaks = before, _peak(resource.RUSAGE_SELF), _peak(resource.RUSAGE_CHILDREN)
-    header = ("rows", "prompts", "traces", "seconds", "GiB before", "peak GiB", "peak of a worker, GiB")
+    header = ("rows", "prompts", "traces", "seconds", "CPU seconds", "GiB before", "peak GiB", "peak of a worker, GiB")
     show(header, [(*found, *(f"{peak:.2f}" for peak in peaks))])
 
 
