@@ -63,20 +63,10 @@ class ArithmeticSource(StrictModel):
                 yield f"stepwise_share has no entry for chains of {missing} operations; add them"
 
 
-class WordProblemSource(StrictModel):
-    """Generated word problems of several calculations, with traces (`luffy.data.sources.generated`)."""
-
-    reader: ClassVar[str] = "luffy.data.sources.generated:word_problems"
-    kind: Literal["word_problems"]
-    num_prompts: PositiveInt
-    num_events: tuple[PositiveInt, ...] = Field(min_length=1)
-    """Number of changes in a problem, with equal shares; each takes one or two calculations."""
-
-
 class GuessNumberSource(StrictModel):
-    """Games of `environment.kind: guess_number`, with a player's turns as traces (`luffy.data.sources.generated`)."""
+    """Games of `environment.kind: guess_number`, with a player's turns as traces (`luffy.data.sources.games`)."""
 
-    reader: ClassVar[str] = "luffy.data.sources.generated:guessing_games"
+    reader: ClassVar[str] = "luffy.data.sources.games:guessing_games"
     kind: Literal["guess_number"]
     num_prompts: PositiveInt
     low: int = 1
@@ -236,7 +226,7 @@ class HubSource(_StoredRows):
 class ReasoningGymSource(StrictModel):
     """Generated tasks of the package reasoning-gym (`pip install 'luffy-rl[reasoning-gym]'`); they carry no trace."""
 
-    reader: ClassVar[str] = "luffy.data.sources.packages:ReasoningGymPrompts"
+    reader: ClassVar[str] = "luffy.data.sources.games:ReasoningGymPrompts"
     kind: Literal["reasoning_gym"]
     tasks: tuple[str, ...] = Field(min_length=1)
     """Names of its datasets (`chain_sum`, `gcd`); prompts are taken from them in turn."""
@@ -270,9 +260,9 @@ class VerifiersPackage(StrictModel):
 
 
 class VerifiersSource(VerifiersPackage):
-    """Tasks of an environment of the package verifiers (`luffy.data.sources.packages`); they carry no trace."""
+    """Tasks of an environment of the package verifiers (`luffy.data.sources.games`); they carry no trace."""
 
-    reader: ClassVar[str] = "luffy.data.sources.packages:VerifiersTasks"
+    reader: ClassVar[str] = "luffy.data.sources.games:VerifiersTasks"
     kind: Literal["verifiers"]
     split: Literal["train", "eval"] = "train"
     num_prompts: PositiveInt | None = None
@@ -295,7 +285,7 @@ class CustomSource(StrictModel):
     options: dict[str, int | float | bool | str | None] = Field(default={})
 
 
-_Generated = ArithmeticSource | WordProblemSource | GuessNumberSource
+_Generated = ArithmeticSource | GuessNumberSource
 _Read = FileSource | HubSource | ReasoningGymSource | VerifiersSource | CustomSource
 SourceConfig = Annotated[_Generated | _Read, Field(discriminator="kind")]
 

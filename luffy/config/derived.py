@@ -29,7 +29,6 @@ _MOST_TOKENS = 2048
 _NUM_PROBLEMS = 64
 _GENERATED: Mapping[str, Mapping[str, JsonValue]] = {
     "arithmetic": {"num_operations": [2, 3]},
-    "word_problems": {"num_events": [2, 3, 4]},
     "guess_number": {},
 }
 """Sources that `--suite` takes by their kinds alone, with their settings."""

@@ -209,7 +209,7 @@ def _describe(path: KeyPath, name: str, finding: Mapping[str, Any], root: type[B
         return f"{name}: unknown key{_in_place_of(path, root, finding['loc'])}"
     if kind == "union_tag_invalid":
         key = name if isinstance(given, str) else f"{name}.kind"  # a kind may stand for a mapping of it alone
-        if instead := removed_value(path, context["tag"]):
+        if instead := removed_value(path, context["tag"]) or removed_value((*path, "kind"), context["tag"]):
             return f"{key}: {context['tag']} is gone; {instead}"
         allowed = re.findall(r"'([^']*)'", context["expected_tags"])
         hint = nearest(context["tag"], allowed, "did you mean {!r}? ", cutoff=0.5)

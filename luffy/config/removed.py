@@ -125,6 +125,10 @@ REMOVED_VALUES: Mapping[tuple[str, str], str] = {
     ("difficulty.engine", "openai"): _SERVERS,
     ("sample.engine", "openai"): _SERVERS,
     ("kind", "unsafe_local"): REMOVED["unsafe_local"].instead,
+    ("kind", "word_problems"): (
+        "they are files: {kind: file, path: data/samples/word_problems_train.jsonl}, and word_problems_test.jsonl, of "
+        "which only: {extra_info.num_events: [2, 3, 4]} takes those with as many calculations"
+    ),
     ("calls", "xml"): "choose hermes or llama3, whichever format the model was trained on",
     ("coefficient", "adaptive"): "give a number or a schedule",
 }

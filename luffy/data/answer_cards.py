@@ -1,10 +1,14 @@
-"""How models answer the training prompts: pass rates, and the cards of the stages `difficulty` and `sample`.
+"""How models answer the training prompts: pass rates, which answers become traces, and the cards of the stages
+`difficulty` and `sample`.
 
     rates = [PassRate("a1", outcomes={"correct": 3, "wrong": 5}, num_tokens=312, num_truncated=0), ...]
     fits = [fit_of(rate, config) for rate in rates]         # which prompts are kept for RL
     write_pass_rates(path, rates, fits)
+    traces = kept_traces(right, KeepAnswers(choose="diverse", max_per_prompt=4))
 
-The cards of `sample` also say how many of the answers became traces.
+Only correct answers that ended by themselves are kept: a trace teaches where to stop. An answer with undecodable bytes
+(U+FFFD) is not kept either: SFT would teach the policy to write that character. Where answers differ only in
+whitespace, the first is kept. The choice for a smaller `max_per_prompt` is a prefix of the choice for a larger one.
 """
 
 import json
@@ -15,13 +19,15 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TypeVar
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from pydantic import TypeAdapter
 
-from luffy.config.answers import DifficultyConfig, SampleConfig
+from luffy.config.answers import DifficultyConfig, KeepAnswers, SampleConfig
+from luffy.data.overlap import Hashes, word_triples
 from luffy.files import replacing
-from luffy.types import Outcome, Prompt
+from luffy.types import Outcome, Prompt, Trace
 
 RATES_FILE, CARD_FILE = "pass_rates.parquet", "card.json"
 _COLUMNS = {
@@ -309,3 +315,49 @@ def read_card(path: Path, kind: type[Card]) -> Card:
 
 def _mean(values: Sequence[float]) -> float:
     return sum(values) / len(values)
+
+
+_UNDECODED = "\ufffd"
+
+
+def is_text(answer: str) -> bool:
+    """Whether the answer has text, without undecodable bytes."""
+    return bool(answer.strip()) and _UNDECODED not in answer
+
+
+def kept_traces(answers: Sequence[Trace], rule: KeepAnswers) -> tuple[Trace, ...]:
+    """The traces that `rule` keeps, in the order of choice.
+
+    `answers` are those that may be kept, in the order of sampling.
+    """
+    first: dict[str, Trace] = {}
+    for answer in answers:
+        first.setdefault(" ".join(answer.text.split()), answer)
+    traces = list(first.values())
+    if rule.choose == "shortest":
+        traces.sort(key=lambda trace: trace.num_tokens or 0)  # stable: ties stay in the order of sampling
+    if rule.choose == "diverse":
+        traces = [traces[place] for place in farthest_first([trace.text for trace in traces], rule.max_per_prompt)]
+    return tuple(traces[: rule.max_per_prompt])
+
+
+def farthest_first(texts: Sequence[str], count: int) -> list[int]:
+    """Indices of `count` texts: the first, then always the one whose nearest chosen text is farthest away.
+
+    Farthest-first traversal (Gonzalez 1985), which is within a factor of two of the largest possible least distance.
+    The distance is Jaccard's over the sets of word triples, without case and punctuation. Ties go to the earlier text.
+    """
+    runs = [word_triples(text) for text in texts]
+    nearest = [np.inf] * len(runs)  # distance of each text from those chosen
+    chosen: list[int] = []
+    while len(chosen) < min(count, len(runs)):
+        found = max((index for index in range(len(runs)) if index not in chosen), key=lambda index: nearest[index])
+        chosen.append(found)
+        nearest = [min(before, _distance(own, runs[found])) for before, own in zip(nearest, runs, strict=True)]
+    return chosen
+
+
+def _distance(one: Hashes, other: Hashes) -> float:
+    shared = len(np.intersect1d(one, other, assume_unique=True))
+    union = len(one) + len(other) - shared
+    return 1 - shared / union if union else 0.0

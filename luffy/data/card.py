@@ -16,7 +16,6 @@ _Name = TypeVar("_Name", bound=str)
 _QUANTILES = {"min": 0.0, "p50": 0.5, "p90": 0.9, "p99": 0.99, "max": 1.0}
 _MAX_HITS_SHOWN = 50
 """Rows that `card.md` lists for each source; `card.json` lists all."""
-_BAR = 40
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,9 +62,6 @@ class SourceCard:
     """Quantiles over the rows that passed."""
     trace_tokens: Mapping[str, int] = field(default_factory=dict)
     """Quantiles over the traces that passed, stop token included."""
-    prompt_histogram: Mapping[str, int] = field(default_factory=dict)
-    """Rows by prompt length, in powers of two."""
-    trace_histogram: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,8 +113,6 @@ def source_card(
         hits=statistics.hits,
         prompt_tokens=quantiles(prompts),
         trace_tokens=quantiles(traces),
-        prompt_histogram=histogram(prompts),
-        trace_histogram=histogram(traces),
     )
 
 
@@ -128,15 +122,6 @@ def quantiles(lengths: Sequence[int] | npt.NDArray[np.int32]) -> dict[str, int]:
         return {}
     values = np.quantile(np.asarray(lengths), list(_QUANTILES.values()), method="inverted_cdf")
     return {name: int(value) for name, value in zip(_QUANTILES, values, strict=True)}
-
-
-def histogram(lengths: Sequence[int] | npt.NDArray[np.int32]) -> dict[str, int]:
-    """Return how many lengths lie in 1-1, 2-3, 4-7, 8-15 and so on, empty ends left out; 0 counts as 1."""
-    if not len(lengths):
-        return {}
-    powers = np.frexp(np.maximum(np.asarray(lengths), 1))[1] - 1
-    counts = np.bincount(powers)
-    return {f"{2**power}-{2 ** (power + 1) - 1}": int(counts[power]) for power in range(powers.min(), len(counts))}
 
 
 def card_json(card: DataCard) -> str:
@@ -184,10 +169,6 @@ def card_markdown(card: DataCard) -> str:
         lengths = [("prompt", source.prompt_tokens), ("trace", source.trace_tokens)]
         found = [(what, *(numbers[name] for name in _QUANTILES)) for what, numbers in lengths if numbers]
         lines += [*_table(("tokens", *_QUANTILES), found), ""] if found else []
-        for what, bins in (("prompts", source.prompt_histogram), ("traces", source.trace_histogram)):
-            longest = max(bins.values(), default=0)
-            bars = [f"{name:>15} {'#' * round(_BAR * count / longest):<{_BAR}} {count}" for name, count in bins.items()]
-            lines += [f"Tokens of {what}:", "", "```", *bars, "```", ""] if bars else []
         golds = {"uid": "uid", "finding": "its reference answer", "outcome": "outcome"}
         hits = {"where": "where", "benchmark": "benchmark", "row": "its row", "share": "share of its word runs"}
         for columns, findings in ((golds, source.gold_findings), ({"uid": "uid", **hits}, source.hits)):

@@ -26,8 +26,6 @@ Mask = npt.NDArray[np.bool_]
 class PassedRows:
     """The rows of a source that passed the rules for single rows, in order."""
 
-    shard_rows: tuple[int, ...]
-    """Number of rows in each shard."""
     prompt_tokens: npt.NDArray[np.int32]
     num_traces: npt.NDArray[np.int32]
     trace_tokens: npt.NDArray[np.int32]
@@ -58,12 +56,12 @@ def read_passed_rows(folder: Path) -> PassedRows:
     if not finished:
         raise DataError(f"{folder}: holds no finished shard; start the stage again")
     shards = [np.load(path.with_suffix(".npz")) for path in finished]
-    names = [part.name for part in fields(PassedRows) if part.name not in ("shard_rows", "uids")]
+    names = [part.name for part in fields(PassedRows) if part.name != "uids"]
     joined = {name: np.concatenate([shard[name] for shard in shards]) for name in names}
     # Not an array of text, in which every uid takes as much memory as the longest and loses trailing zero bytes.
     columns = [pq.read_table(path.with_suffix(".parquet"), columns=["uid"])["uid"] for path in finished]
     uids = np.array([uid for column in columns for uid in column.to_pylist()], dtype=np.object_)
-    return PassedRows(shard_rows=tuple(len(shard["prompt_tokens"]) for shard in shards), uids=uids, **joined)
+    return PassedRows(uids=uids, **joined)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,14 +1,10 @@
-"""Assembly of the prepared files from the shards, in row order, with one row group in memory at a time.
+"""Assembly of the prepared files from the shards, in row order, with one shard in memory at a time.
 
-    write_merged(folder, rows, selection)
+    rows = PassedPrompts(folder, given_traces(folder, rows, selection))
+    rows.write(path, kept)
     written = add_traces(out, data_folder, traces_of, config, seed)
 
-`write_merged` makes one prompt of the rows of one problem, with the traces of all of them. The selection assigns traces
-to rows. Traces move in two passes with one shard in memory at a time: first every shard appends its moving traces to
-the spill files of their target shards, then each target shard is rewritten:
-
-    00007.spill.jsonl       traces for rows of the shard, in the order of the rows they come from
-    00007.merged.parquet    the shard with these traces, in place of 00007.parquet
+Where rows of one problem are merged, their traces are in memory until they are written to the prompt that gets them.
 
 `add_traces` writes the files of prepare_data with more traces. A prompt keeps its own, in front of the new ones. SFT's
 rows are chosen as prepare_data chooses them.
@@ -16,19 +12,18 @@ rows are chosen as prepare_data chooses them.
 
 import dataclasses
 import itertools
-import json
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from pydantic import TypeAdapter
 
 from luffy.config.data import DataConfig
 from luffy.data.parquet import iterate_prompts, read_prompts, write_prompts, write_tables
+from luffy.data.schema import record_batch
 from luffy.data.selection import Mask, PassedRows, Selection
 from luffy.data.shards import finished_shards
 from luffy.errors import DataError
@@ -36,89 +31,77 @@ from luffy.files import link_or_copy
 from luffy.seeds import derive_seed
 from luffy.types import Origin, Prompt, Trace
 
-MERGED = ".merged.parquet"
-_SPILL = ".spill.jsonl"
 
-
-def write_merged(folder: Path, rows: PassedRows, selection: Selection) -> None:
-    """Rewrite the shards under `folder` whose rows gain traces; files of an earlier attempt are deleted first."""
-    for stale in [*folder.glob(f"*{_SPILL}"), *folder.glob(f"*{MERGED}")]:
-        stale.unlink()
+def given_traces(folder: Path, rows: PassedRows, selection: Selection) -> dict[int, list[Trace]]:
+    """The traces that rows get from later rows of the same problem, by the number of the row, in the rows' order."""
+    found: dict[int, list[Trace]] = defaultdict(list)
     if not selection.taken.any() or not selection.folded.any():
-        return
-    shards = finished_shards(folder)
-    starts = [0, *itertools.accumulate(rows.shard_rows)]
+        return found
     ends = np.cumsum(rows.num_traces)
-    for path, (first, end) in zip(shards, itertools.pairwise(starts), strict=True):
-        folded = selection.folded[first:end]
-        if not folded.any():
-            continue
-        lines: dict[int, list[str]] = defaultdict(list)  # by target shard
-        givers = (np.flatnonzero(folded) + first).tolist()
-        prompts = iterate_prompts(path.with_suffix(".parquet"))
+    for start, file in _shards(folder):
+        folded = selection.folded[start : start + pq.read_metadata(file).num_rows]
+        givers = (np.flatnonzero(folded) + start).tolist()
+        prompts = iterate_prompts(file) if givers else iter(())
         for row, prompt in zip(givers, itertools.compress(prompts, folded), strict=True):
-            owner = int(selection.owners[row])
-            target = int(np.searchsorted(starts, owner, side="right")) - 1
             taken = selection.taken[ends[row] - rows.num_traces[row] : ends[row]]
-            for trace in itertools.compress(prompt.traces, taken):
-                lines[target].append(json.dumps((owner - starts[target], dataclasses.asdict(trace))) + "\n")
-        for target, of_target in lines.items():
-            with shards[target].with_suffix(_SPILL).open("a", encoding="utf-8") as file:
-                file.writelines(of_target)
-    for path in shards:
-        spill = path.with_suffix(_SPILL)
-        if spill.is_file():
-            write_prompts(path.with_suffix(MERGED), _with_spilled(path, spill))
-            spill.unlink()
+            found[int(selection.owners[row])] += itertools.compress(prompt.traces, taken)
+    return found
 
 
-def _with_spilled(path: Path, spill: Path) -> Iterator[Prompt]:
-    arrived: dict[int, list[Trace]] = defaultdict(list)
-    spilled = TypeAdapter(tuple[int, Trace])
-    with spill.open(encoding="utf-8") as lines:
-        for row, trace in map(spilled.validate_json, lines):
-            arrived[row].append(trace)
-    for row, prompt in enumerate(iterate_prompts(path.with_suffix(".parquet"))):
-        yield dataclasses.replace(prompt, traces=(*prompt.traces, *arrived[row])) if row in arrived else prompt
+def _shards(folder: Path) -> Iterator[tuple[int, Path]]:
+    """Each shard's file with the number of its first row."""
+    start = 0
+    for finished in finished_shards(folder):
+        file = finished.with_suffix(".parquet")
+        yield start, file
+        start += pq.read_metadata(file).num_rows
+
+
+@dataclass(frozen=True, slots=True)
+class PassedPrompts:
+    """The prompts in the shards under `folder`, with the traces that they were `given`."""
+
+    folder: Path
+    given: Mapping[int, Sequence[Trace]] = field(default_factory=dict)
+
+    def write(self, path: Path, kept: Mask) -> int:
+        """Write the rows that `kept` selects; returns how many."""
+
+        def tables() -> Iterator[pa.Table | pa.RecordBatch]:
+            for start, file in _shards(self.folder):
+                num_rows = pq.read_metadata(file).num_rows
+                mask = kept[start : start + num_rows]
+                if self.given.keys().isdisjoint(range(start, start + num_rows)):
+                    yield pq.read_table(file).filter(pa.array(mask))
+                else:
+                    yield record_batch(list(itertools.compress(self._prompts(start, file), mask)))
+
+        return write_tables(path, tables())
+
+    def write_correct(self, path: Path, kept: Mask) -> int:
+        """Like `write`, but only with verified traces; rows without one are left out."""
+        return write_prompts(path, (found for prompt in self._kept(kept) if (found := _correct_only(prompt)).traces))
+
+    def write_bare(self, path: Path, kept: Mask) -> int:
+        """Like `write`, but without traces."""
+        return write_prompts(path, (dataclasses.replace(prompt, traces=()) for prompt in self._kept(kept)))
+
+    def _kept(self, kept: Mask) -> Iterator[Prompt]:
+        for start, file in _shards(self.folder):
+            mask = kept[start : start + pq.read_metadata(file).num_rows]
+            if mask.any():
+                yield from itertools.compress(self._prompts(start, file), mask)
+
+    def _prompts(self, start: int, file: Path) -> Iterator[Prompt]:
+        for row, prompt in enumerate(iterate_prompts(file), start):
+            more = self.given.get(row, ())
+            yield dataclasses.replace(prompt, traces=(*prompt.traces, *more)) if more else prompt
 
 
 EMPTY_COMPLEMENT = (
     "data.rl: the complement is empty, for every training prompt has a trace that SFT gets; lower "
     "data.sft.unique_train_examples, or use train"
 )
-
-
-def write_rows(path: Path, folder: Path, kept: Mask) -> int:
-    """Write the rows of the shards under `folder` that `kept` selects; returns how many."""
-    return write_tables(path, (pq.read_table(file).filter(pa.array(mask)) for file, mask in _shards(folder, kept)))
-
-
-def write_correct(path: Path, folder: Path, kept: Mask) -> int:
-    """Like `write_rows`, but only with verified traces; rows without one are left out."""
-    return write_prompts(path, (found for prompt in _prompts(folder, kept) if (found := _correct_only(prompt)).traces))
-
-
-def write_bare(path: Path, folder: Path, kept: Mask) -> int:
-    """Like `write_rows`, but without traces."""
-    return write_prompts(path, (dataclasses.replace(prompt, traces=()) for prompt in _prompts(folder, kept)))
-
-
-def _shards(folder: Path, kept: Mask) -> Iterator[tuple[Path, Mask]]:
-    """Each shard's file with the mask of its kept rows."""
-    start = 0
-    for finished in finished_shards(folder):
-        file = finished.with_suffix(MERGED)
-        if not file.is_file():
-            file = finished.with_suffix(".parquet")
-        end = start + pq.read_metadata(file).num_rows
-        yield file, kept[start:end]
-        start = end
-
-
-def _prompts(folder: Path, kept: Mask) -> Iterator[Prompt]:
-    for file, mask in _shards(folder, kept):
-        if mask.any():
-            yield from itertools.compress(iterate_prompts(file), mask)
 
 
 def _correct_only(prompt: Prompt) -> Prompt:

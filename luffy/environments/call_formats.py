@@ -4,7 +4,6 @@ r"""Formats of tool calls: how the policy writes calls, and how tools and result
     syntax.instructions(tools)                      # for the system message
     syntax.parse(turn)                              # [ToolCall("calculator", {"expression": "1+1"})]
     syntax.results(["2"])                           # [Message("user", "<tool_response>\n2\n</tool_response>")]
-    syntax.render([call])                           # the call as a policy should write it
 
 Parsing takes time in proportion to the turn's length and never raises: what cannot be read is a `BrokenCall`.
 Text between `<think>` and `</think>`, or after an unclosed `<think>`, holds no calls. These tags may occur inside the
@@ -65,7 +64,7 @@ class HermesCalls:
 
     def instructions(self, tools: Tools) -> str:
         """Return the text that describes the tools to the policy."""
-        signatures = "".join(f"{_json(tool)}\n" for tool in tools.values())
+        signatures = "".join(f"{json.dumps(tool, ensure_ascii=False)}\n" for tool in tools.values())
         return (
             "# Tools\n\nYou may call one or more functions to assist with the user query.\n\n"
             f"You are provided with function signatures within <tools></tools> XML tags:\n<tools>\n{signatures}</tools>"
@@ -77,10 +76,6 @@ class HermesCalls:
     def parse(self, turn: str) -> list[FoundCall]:
         """Return the calls of a turn in order; none where the turn is an answer."""
         return _found(turn, self._OPENING, self._read)
-
-    def render(self, calls: Sequence[ToolCall]) -> str:
-        """Return the text that `parse` reads as `calls`."""
-        return "\n".join(f"<tool_call>\n{_json_call(call, 'arguments')}\n</tool_call>" for call in calls)
 
     def results(self, results: Sequence[str]) -> list[Message]:
         """Return the messages that answer a turn, given one result for each call."""
@@ -117,9 +112,6 @@ class Llama3Calls:
 
     def parse(self, turn: str) -> list[FoundCall]:
         return _found(turn, self._OPENING, self._read)
-
-    def render(self, calls: Sequence[ToolCall]) -> str:
-        return "\n".join(_json_call(call, "parameters") for call in calls)
 
     def results(self, results: Sequence[str]) -> list[Message]:
         return [Message("tool", result) for result in results]
@@ -209,14 +201,6 @@ def _read_json_call(text: str, start: int, key: str, resume: int) -> _Reading:
         if isinstance(name, str) and isinstance(arguments, dict):
             return ToolCall(name, arguments), end
     return BrokenCall(f'a call is a JSON object {{"name": "...", "{key}": {{...}}}} with these two keys alone'), end
-
-
-def _json(value: object) -> str:
-    return json.dumps(value, ensure_ascii=False)
-
-
-def _json_call(call: ToolCall, key: str) -> str:
-    return _json({"name": call.name, key: call.arguments})
 
 
 def _without(result: str, closing: str) -> str:

@@ -10,16 +10,17 @@ import asyncio
 import contextlib
 import threading
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
+from types import SimpleNamespace
 from typing import Any, Generic, TypeVar, cast
 
 from luffy.config.environment import EpisodeLimits
-from luffy.environments.environment import Environment, ScoringEnvironment
+from luffy.environments.environment import Environment
 from luffy.errors import EnvironmentFault, LuffyError
-from luffy.grading.request import Problem
-from luffy.types import FinishReason, Message
+from luffy.types import FinishReason
 
 MOST_HANGING = 32
 """Calls past their time limit that may still run in this process."""
@@ -170,46 +171,24 @@ def _in_daemon_thread(
 
 def with_time_limit(environment: Environment, timeout_s: float) -> Environment:
     """The environment; its asynchronous methods are cancelled after `timeout_s` seconds each and raise LateCall."""
-    limited = _LimitedScoring if isinstance(environment, ScoringEnvironment) else _Limited
-    return limited(environment, timeout_s)
+    limited = SimpleNamespace(counts=environment.counts)
+    for name in ("reset", "respond", "score", "close"):
+        if (method := getattr(environment, name, None)) is not None:  # not every environment scores
+            setattr(limited, name, partial(_in_time, method, name, timeout_s))
+    return cast(Environment, limited)
 
 
-@dataclass(slots=True)
-class _Limited:
-    _environment: Environment
-    _timeout_s: float
-
-    async def reset(self, problem: Problem) -> Sequence[Message]:
-        async with self._limit("reset"):
-            return await self._environment.reset(problem)
-
-    async def respond(self, conversation: Sequence[Message]) -> Sequence[Message] | None:
-        async with self._limit("respond"):
-            return await self._environment.respond(conversation)
-
-    def counts(self) -> Mapping[str, float]:
-        return self._environment.counts()
-
-    async def close(self) -> None:
-        async with self._limit("close"):
-            await self._environment.close()
-
-    @contextlib.asynccontextmanager
-    async def _limit(self, method: str) -> AsyncIterator[None]:
-        timeout = asyncio.timeout(self._timeout_s)
-        try:
-            async with timeout:
-                yield
-        except TimeoutError as error:
-            if not timeout.expired():  # the method's own
-                raise
-            raise LateCall(f"{method} did not end within {self._timeout_s:g} s (environment.timeout_s)") from error
-
-
-class _LimitedScoring(_Limited):
-    async def score(self, conversation: Sequence[Message]) -> None:
-        async with self._limit("score"):
-            await cast(ScoringEnvironment, self._environment).score(conversation)
+async def _in_time(
+    method: Callable[..., Awaitable[_Result]], name: str, timeout_s: float, *arguments: object
+) -> _Result:
+    timeout = asyncio.timeout(timeout_s)
+    try:
+        async with timeout:
+            return await method(*arguments)
+    except TimeoutError as error:
+        if not timeout.expired():  # the method's own
+            raise
+        raise LateCall(f"{name} did not end within {timeout_s:g} s (environment.timeout_s)") from error
 
 
 def refuse_failures(reasons: Sequence[FinishReason], limits: EpisodeLimits) -> None:

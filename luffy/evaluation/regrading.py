@@ -118,7 +118,11 @@ def _problem(row: Mapping[str, object], path: Path, place: str) -> AnsweredProbl
     suite = next((str(row[name]) for name in _SUITES if row.get(name)), path.stem)
     model = row.get("reward_model")
     extra = row.get("extra_info")
-    labels = {name: value for name, value in row.items() if _is_label(value)}
+    labels = {
+        name: value
+        for name, value in row.items()
+        if isinstance(value, int) or (isinstance(value, str) and len(value) <= _MAX_LABEL)
+    }
     as_stored: dict[str, object] = {
         "uid": row.get("uid"),
         "data_source": re.sub(r"[^A-Za-z0-9_.-]+", "_", suite).strip("_") or path.stem,
@@ -135,10 +139,6 @@ def _problem(row: Mapping[str, object], path: Path, place: str) -> AnsweredProbl
     opener = opener_of(shown) if is_rendered else ""
     responses = [opener + text for text in _texts(first(_RESPONSES, "responses"))]
     return AnsweredProblem(read, shown, is_rendered, place, responses)
-
-
-def _is_label(value: object) -> bool:
-    return isinstance(value, int) or (isinstance(value, str) and len(value) <= _MAX_LABEL)
 
 
 def _texts(value: object) -> Iterator[str]:

@@ -13,6 +13,7 @@ import math
 import sys
 from collections.abc import Awaitable, Callable, Mapping
 from numbers import Real
+from typing import TYPE_CHECKING, Any
 
 from sympy.core.cache import clear_cache
 from sympy.core.facts import InconsistentAssumptions
@@ -25,6 +26,9 @@ from luffy.grading.equivalence.text import without_upright_units
 from luffy.grading.equivalence.verify import verify_answer, with_primes
 from luffy.import_paths import NotImported, imported
 from luffy.types import Outcome
+
+if TYPE_CHECKING:
+    from reasoning_gym.dataset import ProceduralDataset
 
 Function = Callable[..., object]
 Verdict = tuple[Outcome, str, float | None]
@@ -123,6 +127,22 @@ def _custom(response: str, gold: str, context: str) -> Verdict:
     score = float(score)
     right = score >= known["correct_from"]
     return Outcome.CORRECT if right else Outcome.WRONG, f"{path} gave {score:g}", score
+
+
+def reasoning_gym_score(data_source: str, solution_str: str, ground_truth: str, extra_info: Mapping[str, Any]) -> float:
+    """The score of the package reasoning-gym for an answer to the entry in `extra_info`, between 0 and 1."""
+    from luffy.config.grading import GYM_ENTRY  # which other workers do without, as without the package
+
+    known = extra_info[GYM_ENTRY]
+    dataset = _gym_dataset(known["task"], json.dumps(known["options"]))
+    return float(dataset.score_answer(solution_str, known["entry"]))
+
+
+@functools.lru_cache(maxsize=64)
+def _gym_dataset(task: str, options: str) -> "ProceduralDataset":
+    import reasoning_gym
+
+    return reasoning_gym.create_dataset(task, size=1, seed=0, **json.loads(options))
 
 
 CHECKS: dict[str, Callable[[str, str, str], Verdict]] = {MATH: _math, STRICT: _strict, CUSTOM: _custom}

@@ -53,7 +53,7 @@ from luffy.types import Message, Outcome
 
 Step = Grade | Verification | JudgeRequest | RewardRequest
 _OPEN = Grade(Outcome.NO_ANSWER, None, "the reasoning is not closed")
-_SCORED_BY_GYM = "luffy.grading.reasoning_gym_score:score"
+_SCORED_BY_GYM = "luffy.grading.checks:reasoning_gym_score"
 _ANNOUNCED = re.compile("answer|solution", re.IGNORECASE)
 _EDGES = " \t\n\"'`*$“”‘’"
 _SETTLED = {

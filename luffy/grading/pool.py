@@ -16,11 +16,10 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import CancelledError, Future
-from dataclasses import dataclass, replace
-from functools import cached_property
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
+from dataclasses import replace
+from functools import cached_property, partial
 from pathlib import Path
-from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING
 
 from luffy.config.execution import ExecutionConfig
@@ -51,14 +50,6 @@ _CLOSED_MEANWHILE = "the grader pool was closed while it was grading"
 _Open = Verification | JudgeRequest | RewardRequest
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Job:
-    """A verification, and the verdict that others may wait for."""
-
-    work: Verification
-    verdict: "Future[Grade]"
-
-
 class VerdictMemo:
     """Remembers verdicts by grader, texts and time limit; may be shared by threads. `size=0` remembers nothing.
 
@@ -78,45 +69,40 @@ class VerdictMemo:
         if timeouts_file is not None and timeouts_file.exists():
             for key in timeouts_file.read_text(encoding="ascii", errors="replace").split("\n"):
                 if len(key) == _KEY_CHARS:
-                    verdict: Future[Grade] = Future()
-                    verdict.set_result(timed_out(timeout_s))
-                    self._keep(self._timeouts, key, verdict)
+                    self._keep(self._timeouts, key, _known(timed_out(timeout_s)))
 
-    def claim(self, work: Verification) -> tuple["Future[Grade]", bool]:
-        """Return a future of the verdict on `work`, and whether the caller has to compute it."""
+    def claim(
+        self, work: Verification, start: Callable[[Verification], "Future[Grade]"]
+    ) -> tuple["Future[Grade]", bool]:
+        """Return a future of the verdict on `work`, and whether it was started for this caller."""
         key = self._key(work)
         with self._lock:
             for known in (self._verdicts, self._timeouts):
                 if key in known:
                     known.move_to_end(key)
                     return known[key], False
-            verdict: Future[Grade] = Future()
+            verdict = start(work)
             if self._size:
                 self._keep(self._verdicts, key, verdict)
             return verdict, True
 
-    def settle(self, work: Verification, verdict: "Future[Grade]", found: Grade | BaseException) -> None:
-        """Complete `verdict` for all who wait for it, with a grade or the exception that prevented one."""
-        outcome = None if isinstance(found, BaseException) else found.outcome
+    def settle(self, work: Verification, found: Grade | None) -> None:
+        """Note what was found, None where nothing was; for a time-out before anybody gets it."""
+        outcome = None if found is None else found.outcome
         is_late = outcome is Outcome.TIMED_OUT and work.check != CODE  # programs have limits of CPU time, and a reward
         # A crash may have come from outside (out of memory, a signal): the next time it gets a fresh chance.
         if outcome in (None, Outcome.CRASHED) or is_late:
             key = self._key(work)
             with self._lock:
-                if self._verdicts.get(key) is verdict:
-                    del self._verdicts[key]
-                if is_late and self._size:
-                    self._keep(self._timeouts, key, verdict)
+                self._verdicts.pop(key, None)
+                if is_late and found is not None and self._size:
+                    self._keep(self._timeouts, key, _known(found))
                     if self._file is not None:
                         self._file.parent.mkdir(parents=True, exist_ok=True)
                         with self._file.open("a", encoding="ascii") as file:
                             # One write, as processes that prepare data share the file; a line that a kill cut short
                             # ends first.
                             file.write(f"\n{key}\n")
-        if isinstance(found, BaseException):
-            verdict.set_exception(found)
-        else:
-            verdict.set_result(found)
 
     def _keep(self, known: "OrderedDict[str, Future[Grade]]", key: str, verdict: "Future[Grade]") -> None:
         known[key] = verdict
@@ -152,16 +138,15 @@ class GraderPool:
         timeouts_file: Path | None = None,
         execution: ExecutionConfig | None = None,
     ) -> None:
-        self._num_workers = num_workers
         self._timeout_s = timeout_s
         self._config = config or GradingConfig()
         kinds = (*self._config.kinds, *others)
         self._functions = tuple(dict.fromkeys(path for kind in kinds for path in functions_of(kind)))
         self._memo = VerdictMemo(timeout_s, memo_size, timeouts_file)
-        self._jobs: SimpleQueue[Job | None] = SimpleQueue()
-        """None ends a thread."""
         self._workers = Workers(self._functions)
-        self._threads: list[threading.Thread] = []
+        self._threads = ThreadPoolExecutor(num_workers, thread_name_prefix="grader")
+        self._own = threading.local()
+        """`worker`: that of a thread."""
         self._judges = Judges(judge_cache)
         self._programs = Programs(num_workers)
         self._scored_kinds = reward_models(kinds)
@@ -232,32 +217,16 @@ class GraderPool:
         """End all workers; a `grade` in flight on another thread raises LuffyError. May be called again."""
         with self._lock:
             already, self._closed = self._closed, True
-            threads = list(self._threads)
         if already:
             return
         self._judges.close()
         self._programs.close()
         if "_reward_models" in vars(self):
             self._reward_models.close()
-        left = self._unbegun()
-        for _ in threads:
-            self._jobs.put(None)
+        self._threads.shutdown(wait=False, cancel_futures=True)
         self._workers.interrupt()
-        for thread in threads:
-            thread.join()
-        self._refuse(left, _CLOSED_MEANWHILE)
+        self._threads.shutdown()
         self._workers.close()
-
-    def _unbegun(self) -> list[Job]:
-        """Empty the queue."""
-        left: list[Job] = []
-        while True:
-            try:
-                job = self._jobs.get_nowait()
-            except Empty:
-                return left
-            if job is not None:
-                left.append(job)
 
     def __enter__(self) -> "GraderPool":
         return self
@@ -289,24 +258,10 @@ class GraderPool:
 
     def _verdicts(self, wanted: Iterable[_Open]) -> dict[_Open, Grade]:
         wanted = list(wanted)
-        claimed = {step: self._memo.claim(step) for step in wanted if isinstance(step, Verification)}
-        new = [Job(work, verdict) for work, (verdict, is_new) in claimed.items() if is_new]
-        for job in new:
-            if job.work.check == CODE:
-                self._run_program(job)
-        if jobs := [job for job in new if job.work.check != CODE]:
-            try:
-                with self._lock:
-                    self._refuse_if_closed()
-                    while len(self._threads) < self._num_workers:
-                        thread = threading.Thread(target=self._serve, name="grader", daemon=True)
-                        thread.start()
-                        self._threads.append(thread)
-                    for job in jobs:
-                        self._jobs.put(job)
-            except BaseException:  # others may wait for these verdicts
-                self._refuse(jobs, "the grader pool could not start")
-                raise
+        claimed = {step: self._memo.claim(step, self._start) for step in wanted if isinstance(step, Verification)}
+        for work, (verdict, is_new) in claimed.items():
+            if is_new and work.check == CODE:
+                verdict.add_done_callback(partial(self._note_program, work))
         judging = {step: self._judges.submit(step) for step in wanted if isinstance(step, JudgeRequest)}
         graded: dict[_Open, Grade] = {}
         if scored := [step for step in wanted if isinstance(step, RewardRequest)]:
@@ -317,40 +272,36 @@ class GraderPool:
             graded[work] = replace(grade, extracted=answer, seconds=seconds).saying(work.note)
         return graded | {step: _result(verdict) for step, verdict in judging.items()}
 
-    def _run_program(self, job: Job) -> None:
-        def settle(done: Future[Grade]) -> None:
-            lost = LuffyError(_CLOSED_MEANWHILE) if done.cancelled() else done.exception()
-            self._memo.settle(job.work, job.verdict, lost or done.result())
-
+    def _start(self, work: Verification) -> "Future[Grade]":
+        if work.check == CODE:
+            return self._programs.submit(work)
         try:
-            self._programs.submit(job.work).add_done_callback(settle)
-        except BaseException:  # others may wait for this verdict
-            self._refuse([job], _CLOSED)
+            return self._threads.submit(self._verified, work)
+        except RuntimeError:
+            self._refuse_if_closed()
             raise
 
-    def _refuse(self, jobs: Iterable[Job], why: str) -> None:
-        for job in jobs:
-            self._memo.settle(job.work, job.verdict, LuffyError(why))
+    def _verified(self, work: Verification) -> Grade:
+        """Verify in the worker of this thread."""
+        found: Grade | None = None
+        try:
+            found = self._run(work)
+            return found
+        finally:
+            self._memo.settle(work, found)
 
-    def _serve(self) -> None:
-        """Run jobs in a worker of this thread's own; each grader thread does so as long as the pool is open."""
-        own: WorkerProcess | None = None
+    def _note_program(self, work: Verification, verdict: "Future[Grade]") -> None:
+        has_failed = verdict.cancelled() or verdict.exception() is not None
+        self._memo.settle(work, None if has_failed else verdict.result())
 
-        def living() -> WorkerProcess:
-            nonlocal own
-            if own is None or own.is_gone:
-                own = self._workers.start()
-            return own
+    def _living(self) -> WorkerProcess:
+        worker: WorkerProcess | None = getattr(self._own, "worker", None)
+        if worker is None or worker.is_gone:
+            worker = self._own.worker = self._workers.start()
+        return worker
 
-        while (job := self._jobs.get()) is not None:
-            try:
-                found: Grade | BaseException = self._run(job.work, living)
-            except BaseException as error:  # noqa: BLE001 - the caller receives it from the future
-                found = error
-            self._memo.settle(job.work, job.verdict, found)
-
-    def _run(self, work: Verification, living: Callable[[], WorkerProcess]) -> Grade:
-        """Return the grade of a verification in a `living` worker. LostError when the server died repeatedly.
+    def _run(self, work: Verification) -> Grade:
+        """Return the grade of a verification. LostError when the server died repeatedly.
 
         A worker that had been idle may have died before it got the work, and with a dead server all of its workers die:
         only the death of one that was forked for the work, and whose server lived on, may come from the work.
@@ -358,7 +309,7 @@ class GraderPool:
         deaths = losses = 0
         while True:
             try:
-                worker = living()
+                worker = self._living()
             except LuffyError as error:
                 self._refuse_if_closed()
                 losses += 1
@@ -397,6 +348,12 @@ def _result(verdict: "Future[Grade]") -> Grade:
         return verdict.result()
     except CancelledError:
         raise LuffyError(_CLOSED_MEANWHILE) from None
+
+
+def _known(grade: Grade) -> "Future[Grade]":
+    verdict: Future[Grade] = Future()
+    verdict.set_result(grade)
+    return verdict
 
 
 def timed_out(timeout_s: float) -> Grade:

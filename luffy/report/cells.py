@@ -18,8 +18,8 @@ Item = TypeVar("Item")
 NBSP = "\u00a0"
 NONE = "–"
 _UNITS = ("KiB", "MiB", "GiB", "TiB")
-Tone = Literal["", "better", "worse", "aside"]
-"""How a cell is coloured; `aside`: less than the others."""
+Tone = Literal["", "better", "worse"]
+"""How a cell is coloured."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,11 +4,10 @@ Times come from the stages, so that the same inputs give the same bytes.
 """
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from itertools import cycle, groupby, islice
 from pathlib import Path
-from statistics import fmean
 
 from luffy.config import ExperimentConfig
 from luffy.config.data import HubSource
@@ -33,8 +32,6 @@ from luffy.report.cells import (
     difference,
     duration,
     moment,
-    p_value,
-    percent,
     size_words,
     sources_table,
     step_times_table,
@@ -259,66 +256,19 @@ def difference_table(chain: FinishedChain, decoding: str) -> Table:
 
 
 def _opening(chain: FinishedChain, confidence: str) -> Section:
-    """The headline numbers, and a paragraph: what was done and what came out."""
+    """The headline accuracies, and how long all of it took."""
     cells = ((suite, decoding) for decoding in chain.decodings for suite in chain.suites)
     suite, decoding = next(cell for cell in cells if chain.scored(cell))
     scored = chain.scored((suite, decoding))
-    values = [(one, accuracy(one.row.estimate)) for one in scored]
-    way = ", ".join(f"{one.name} {cell.text}{NBSP}% {cell.details[0]}" for one, cell in values)
     problems = count(scored[0].row.num_problems, "problem")
-    level = confidence.replace(" ", NBSP)
-    sentences = [f"Accuracy on {suite} ({problems}, {decoding} decoding, {level} intervals): {way}."]
-
-    over = f" after Holm's correction over {len(chain.suites)} suites" if len(chain.suites) > 1 else ""
-    for first, second in chain.transitions:
-        row = second.against(first, chain.suites, decoding).on(suite)
-        verdict = "a clear difference" if row.is_significant else "not distinguishable from no change"
-        names = f"{checkpoint_name(second.checkpoint)} minus {checkpoint_name(first.checkpoint)}"
-        cell = difference(row.paired.difference)
-        sentences.append(
-            f"{names} on the same problems: {cell.text} {cell.details[0]} points ({verdict}, {p_value(row.adjusted_p)}"
-            f"{over})."
-        )
-
-    if len(chain.suites) > 1 and len(chain.evaluations) > 1:  # the other suites, first checkpoint against last
-        first, last = chain.evaluations[0], chain.evaluations[-1]
-        comparison = last.against(first, chain.suites, decoding)
-        changes: dict[bool, list[str]] = {True: [], False: []}
-        for other in chain.suites[1:]:
-            before, after = (each.row((other, decoding)) for each in (first, last))
-            assert before is not None and after is not None
-            shares = f"{percent(before.accuracy)} → {percent(after.accuracy)}{NBSP}%"
-            changes[comparison.on(other).is_significant].append(f"{other} ({shares})")
-        clear = f"clearly on {_enumerate(changes[True])}" if changes[True] else ""
-        noise = f"within the noise on {_enumerate(changes[False])}" if changes[False] else ""
-        names = f"{checkpoint_name(first.checkpoint)} to {checkpoint_name(last.checkpoint)}"
-        sentences.append(f"From {names}, accuracy changed {', '.join(filter(None, (clear, noise)))}.")
-
-    for node, seen in chain.rl.items():
-        rewards = [row["reward/mean"] for row in chain.metrics.get(node, []) if "reward/mean" in row]
-        if not rewards:
-            continue
-        words = [*([] if node == "rl" else [node]), *([seen.method] if seen.method else [])]
-        method = f" ({', '.join(words)})" if words else ""
-        stretch = max(1, len(rewards) // 10)
-        early, late = fmean(rewards[:stretch]), fmean(rewards[-stretch:])
-        steps = "step" if stretch == 1 else f"{stretch} steps"
-        sentences.append(
-            f"Over {count(len(rewards), 'RL step')}{method} the mean reward of rollouts went from {early:.2f} "
-            f"(first {steps}) to {late:.2f} (last {steps})."
-        )
-
-    total = sum(manifest.total_s for manifest in chain.manifests.values())
-    sentences.append(f"The {count(len(chain.manifests), 'stage')} took {duration(total)} in all.")
+    took = duration(sum(manifest.total_s for manifest in chain.manifests.values()))
     return Section(
-        tiles=tuple(Tile(one.name, cell, one.color) for one, cell in values),
-        notes=(f"Accuracy on {suite}, {decoding} decoding; {confidence} interval.",),
-        text=(" ".join(sentences),),
+        tiles=tuple(Tile(one.name, accuracy(one.row.estimate), one.color) for one in scored),
+        notes=(
+            f"Accuracy on {suite} ({problems}), {decoding} decoding; {confidence} interval.",
+            f"The {count(len(chain.manifests), 'stage')} took {took} in all.",
+        ),
     )
-
-
-def _enumerate(parts: Sequence[str]) -> str:
-    return " and ".join(filter(None, (", ".join(parts[:-1]), parts[-1])))
 
 
 def _decoding(chain: FinishedChain, name: str) -> Section:

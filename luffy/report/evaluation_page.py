@@ -40,7 +40,6 @@ if TYPE_CHECKING:  # stages that evaluate know of no other runs
 SUMMARY_FILE = "summary.md"
 PAGE_FILE = "summary.html"
 MARK = "★"
-PUBLISHED = "published"
 _COLOR = "c1"
 _COLORS = ("c1", "c2", "c3", "c4", "c5", "c7", "c6")
 
@@ -246,7 +245,7 @@ def breakdowns(scored: Sequence[Scored]) -> list[Section]:
 
 
 def leaderboard_page(board: "Leaderboard", workspace: str) -> Page:
-    """A section for each protocol, then the published tables, and what was left out."""
+    """A section for each protocol, and what was left out."""
     note = (
         "Accuracy in percent, mean over all responses, with its interval over problems: what another set of problems "
         "of the same kind would give. Under a suite's name: its problems × responses to each. "
@@ -256,19 +255,6 @@ def leaderboard_page(board: "Leaderboard", workspace: str) -> Page:
         "best mean stands first; means are not tested."
     )
     sections = [Section(notes=(note,)), *map(_protocol_section, board.tables)]
-    for paper in board.published:
-        rows = (
-            (row.name, *(f"{row.accuracies[key]:.1f}" if key in row.accuracies else NONE for key in paper.benchmarks))
-            for row in paper.rows
-        )
-        sections.append(
-            Section(
-                title="Published results",
-                aside=f"{paper.title}, {paper.source}",
-                notes=(f"{paper.about}. They stand in a table above where its suites are the same benchmarks.",),
-                tables=(table((paper.model, *(each.label for each in paper.benchmarks.values())), rows),),
-            )
-        )
     if board.left_out:
         left_out = (f"{directory.name}: {reason}" for directory, reason in board.left_out.items())
         sections.append(Section(title="Left out", notes=tuple(left_out)))
@@ -276,10 +262,7 @@ def leaderboard_page(board: "Leaderboard", workspace: str) -> Page:
 
 
 def leaderboard_table(ranking: "ProtocolTable") -> Table:
-    """One row per model: its name, then its accuracy on each suite, marked where it is clearly the best.
-
-    Published rows follow, named as such.
-    """
+    """One row per model: its name, then its accuracy on each suite, marked where it is clearly the best."""
     means = [ranking.mean(each) for each in ranking.rows]
     has_means, headings = any(means), [_heading(ranking, column) for column in ranking.columns]
     header = ("checkpoint", "method", "run", *headings, *(["mean"] if has_means else []))
@@ -294,10 +277,6 @@ def leaderboard_table(ranking: "ProtocolTable") -> Table:
             is_best = lead is not None and lead.best is each and lead.comparison.is_significant
             row.append(TableCell(f"{cell.text} {MARK}", cell.details, "better") if is_best else cell)
         rows.append((*row, *([accuracy(mean)] if has_means else [])))
-    for published in ranking.references:
-        shares = (percent(published.accuracies.get(column)) for column in ranking.columns)
-        texts = (published.row.name, PUBLISHED, published.table.source, *shares, *([""] if has_means else []))
-        rows.append(tuple(TableCell(text, (), "aside") for text in texts))
     return Table(header, tuple(rows), style="numbers board")
 
 
@@ -305,7 +284,6 @@ def _protocol_section(ranking: "ProtocolTable") -> Section:
     methods = dict.fromkeys(found.row.method for each in ranking.rows for found in each.cells.values())
     notes = (
         f"Here {ranking.note}." if ranking.note else "",
-        *(f"Published: {paper.about}." for paper in ranking.papers),
         f"Intervals: {'; '.join(filter(None, methods))}." if any(methods) else "",
     )
     figures, colors = list[Figure](), list(zip(_COLORS, ranking.rows, strict=False))

@@ -114,35 +114,6 @@ def chart(drawn: Chart) -> str:
         return _svg(canvas)
 
 
-def heat(
-    rows: tuple[str, Sequence[str]], columns: tuple[str, Sequence[str]], values: Sequence[Sequence[float | None]]
-) -> str:
-    """Shares as a map, row by row, the darker the higher; each axis is a title with its places. None stays empty."""
-    from matplotlib.patches import Rectangle
-
-    known = [value for row in values for value in row if value is not None]
-    least, room = min(known, default=0.0), max(known, default=1.0) - min(known, default=0.0)
-    left = 8 + _CHARACTER * max(map(len, [*rows[1], rows[0]]))
-    bottom = _ROW + 2 * _ROW * len(rows[1])
-    with _canvas(_WIDTH, bottom + 28) as canvas:
-        axes = _axes(canvas, left, _ROW, _WIDTH - _RIGHT, bottom)
-        axes.set(xlim=(0, len(columns[1])), ylim=(len(rows[1]), 0))
-        for row, line in enumerate(values):
-            for column, value in enumerate(line):
-                if value is not None:
-                    shade = round(0.08 + 0.5 * ((value - least) / room if room else 0.5), 2)
-                    axes.add_patch(
-                        Rectangle((column, row), 0.985, 0.96, color=_PALETTE["c1"], alpha=shade, lw=0, clip_on=False)
-                    )
-                text = "–" if value is None else f"{100 * value:.1f}"
-                axes.text(column + 0.5, row + 0.5, text, ha="center", va="center", color=_PALETTE["fg"])
-        axes.set_xticks([column + 0.5 for column in range(len(columns[1]))], columns[1])
-        axes.set_yticks([row + 0.5 for row in range(len(rows[1]))], rows[1])
-        _write(canvas, rows[0], left - 5, 0.7 * _ROW, ha="right")
-        _write(canvas, columns[0], (left + _WIDTH - _RIGHT) / 2, bottom + 23)
-        return _svg(canvas)
-
-
 def dots(bands: "Bands[tuple[str, Estimate, Sequence[float]]]") -> str:
     """Estimates with their intervals, each (colour, estimate, value of each seed), from 0 to 100 %, in titled bands."""
     with _banded(bands, left=14.0) as (canvas, axes, entries):

@@ -20,7 +20,7 @@ from luffy.evaluation.across_runs.sweep_findings import Effect, Findings, Score,
 from luffy.evaluation.results import Cell
 from luffy.report.cells import NONE, Table, TableCell, Tone, accuracy, costs_by_name, count, difference, percent, table
 from luffy.report.evaluation_page import accuracy_figure
-from luffy.report.figures import Chart, Line, chart, estimates, heat, picture
+from luffy.report.figures import Chart, Line, chart, estimates, picture
 from luffy.report.page import Figure, Page, Section, markdown
 from luffy.statistics.accuracy import Estimate
 from luffy.tracking.metrics import HeldOutPoint
@@ -175,7 +175,7 @@ def accuracies_of_cells(findings: Findings, measured: Cell) -> Table:
 
 
 def _grid_page(findings: Findings) -> Page:
-    """Lines for one key, maps for two, tables for any number."""
+    """Lines for one key or two, tables for any number."""
     design, confidence, notes = findings.design, f"{100 * findings.confidence:g} %", list[str]()
     if findings.scores and len(design.seeds) > 1:
         notes.append(
@@ -210,21 +210,18 @@ def _grid_page(findings: Findings) -> Page:
 
 
 def _grid_figure(findings: Findings, cell: Cell) -> Figure | None:
-    """Lines for one key, a map for two; None for more, and where nothing has finished."""
-    keys = list((findings.design.grid or {}).items())
+    """Over the values of the last key, a line for each value of another; None for more keys."""
+    *first, (key, values) = (findings.design.grid or {}).items()
+    if len(first) > 1:
+        return None
     scores = [findings.score(arm.name, cell) for arm in findings.arms]
     found = [None if score is None else score.estimate for score in scores]
-    if len(keys) == 1:
-        ((key, values),) = keys
-        line = _at_places(cell[0], key, [*map(value_text, values)], {"accuracy": found}, {"accuracy": "c1"})
-        return Figure(cell[0], "Mean accuracy with its interval.", chart(line))
-    if len(keys) == 2:
-        (down, rows), (across, columns) = keys
-        means = [None if each is None else each.value for each in found]
-        lines = [means[start : start + len(columns)] for start in range(0, len(means), len(columns))]
-        drawn = heat((down, [*map(value_text, rows)]), (across, [*map(value_text, columns)]), lines)
-        return Figure(cell[0], "Mean accuracy in percent; intervals are in the table.", drawn)
-    return None
+    names = [f"{name} {value_text(value)}" for name, of_first in first for value in of_first] or ["accuracy"]
+    lines = {name: found[len(values) * row : len(values) * (row + 1)] for row, name in enumerate(names)}
+    colors = dict(zip(names, cycle(_COLORS), strict=False))
+    drawn = chart(_at_places(cell[0], key, [*map(value_text, values)], lines, colors))
+    legend = tuple((color, name) for name, color in colors.items()) if first else ()
+    return Figure(cell[0], "Mean accuracy with its interval.", drawn, legend)
 
 
 def _comparison_page(findings: Findings) -> Page:

@@ -69,7 +69,7 @@ class BubblewrapSandbox:
                 "install it, on Debian and Ubuntu by `apt-get install bubblewrap`"
             )
         self._bwrap = found
-        shown = {path: _PACKAGES / name for name, path in package_paths(packages).items()}
+        shown = {path: _PACKAGES / path.name for name in packages for path in _top_level(name)}
         self._package_folder = str(_PACKAGES) if shown else None
         self._files = [
             *_shown(needed_places()),
@@ -246,11 +246,6 @@ def _libraries(folder: Path) -> list[Path]:
     """Where a system folder holds shared libraries: on Debian in a folder of their own, beside much else."""
     own = folder / str(sysconfig.get_config_var("MULTIARCH"))
     return [folder] if folder.is_symlink() or not own.exists() else [own, *folder.glob("ld-*")]
-
-
-def package_paths(names: tuple[str, ...]) -> dict[str, Path]:
-    """What the named distributions have installed, by its name in `site-packages`; UserError for an unknown one."""
-    return {path.name: path for name in names for path in _top_level(name)}
 
 
 def import_names(name: str) -> list[str]:

@@ -48,7 +48,7 @@ from luffy.data.shards import (
     read_statistics,
 )
 from luffy.data.sources import TraceSource, open_source
-from luffy.data.splits import EMPTY_COMPLEMENT, write_bare, write_correct, write_merged, write_rows
+from luffy.data.splits import COMPLEMENT, EMPTY_COMPLEMENT, SFT, TRAIN, VALIDATION, PassedPrompts, given_traces
 from luffy.data.tokenizer import adapt_tokenizer, build_tokenizer, texts_of
 from luffy.environments.registry import check_template, instructions_by_source, open_scored
 from luffy.errors import DataError
@@ -218,9 +218,9 @@ def _finished(
     """Write the files of a source whose shards are finished; DataError when no rows are left."""
     folder = out / _SHARDS / name
     rows = read_passed_rows(folder)
-    selection = select(rows, rules)
+    selection, prompts = select(rows, rules), PassedPrompts(folder)
     if rules.repeats == "merge":
-        write_merged(folder, rows, selection)
+        prompts = PassedPrompts(folder, given_traces(folder, rows, selection))
         rows = merged(rows, selection)
     kept = selection.kept
     if not kept.any():
@@ -233,13 +233,13 @@ def _finished(
             f"{'; '.join(remedies(rejected, statistics.longest))}"
         )
     if name == "train":
-        files = _write_splits(out, folder, rows, kept, settings)
+        files = _write_splits(out, prompts, rows, kept, settings)
     else:
         files = [f"{name.replace('.', '/', 1)}.parquet"]
         (out / files[0]).parent.mkdir(exist_ok=True)
-        write_rows(out / files[0], folder, kept)
-    prompts = iterate_prompts(out / files[0]) if _is_suite(name) else iter(())
-    while chunk := list(itertools.islice(prompts, _GOLDS_AT_ONCE)):
+        prompts.write(out / files[0], kept)
+    asked = iterate_prompts(out / files[0]) if _is_suite(name) else iter(())
+    while chunk := list(itertools.islice(asked, _GOLDS_AT_ONCE)):
         for prompt, gold in zip(chunk, check_golds(chunk, grader, settings.grading), strict=True):
             statistics.add_gold(prompt.uid, gold)
     for finding, meaning in _MEANINGS.items():
@@ -269,23 +269,23 @@ def _finished(
     return card, files
 
 
-def _write_splits(out: Path, folder: Path, rows: PassedRows, kept: Mask, settings: PrepareDataSettings) -> list[str]:
+def _write_splits(
+    out: Path, prompts: PassedPrompts, rows: PassedRows, kept: Mask, settings: PrepareDataSettings
+) -> list[str]:
     """Split the training rows: validation, RL, SFT, and RL after SFT."""
     data, seed = settings.data, settings.seed
     held_out = hold_out(rows, kept, data.validation_prompts, seed)
     training = kept & ~held_out
     sft = choose_for_sft(rows, training, data, seed)
-    write_rows(out / "train.parquet", folder, training)
+    prompts.write(out / TRAIN, training)
     needs_care = data.sft.correct_only and not rows.all_verified[sft].all()
-    (write_correct if needs_care else write_rows)(out / "sft.parquet", folder, sft)
-    left_to_rl = write_bare(out / "rl_complement.parquet", folder, training & ~sft)
-    if data.rl == "complement" and not left_to_rl:
+    (prompts.write_correct if needs_care else prompts.write)(out / SFT, sft)
+    if not prompts.write_bare(out / COMPLEMENT, training & ~sft) and data.rl == "complement":
         raise DataError(EMPTY_COMPLEMENT)
-    files = ["train.parquet", "sft.parquet", "rl_complement.parquet"]
-    if data.validation_prompts:
-        write_rows(out / "validation.parquet", folder, held_out)
-        files.append("validation.parquet")
-    return files
+    if not data.validation_prompts:
+        return [TRAIN, SFT, COMPLEMENT]
+    prompts.write(out / VALIDATION, held_out)
+    return [TRAIN, SFT, COMPLEMENT, VALIDATION]
 
 
 if __name__ == "__main__":

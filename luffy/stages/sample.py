@@ -45,11 +45,12 @@ from luffy.data.answer_cards import (
     TaughtCard,
     TeacherCard,
     card_json,
+    is_text,
+    kept_traces,
     sample_card,
     summarise_rates,
     write_pass_rates,
 )
-from luffy.data.kept_answers import is_text, kept_traces
 from luffy.data.overlap import BenchmarkIndex
 from luffy.data.parquet import iterate_prompts, write_prompts
 from luffy.data.prompt_templates import OWN

@@ -172,21 +172,26 @@ class HeldOutPoint:
     """Time in training steps; measuring does not count."""
 
 
+def with_spent(stages: Iterable[Sequence[MetricRow]]) -> Iterator[tuple[MetricRow, tuple[float, float, float]]]:
+    """Each row with what had been spent by then, over stages one after the other: `steps`, `samples` and `seconds`, as
+    in `HeldOutPoint`."""
+    steps = samples = seconds = 0.0
+    for row in (row for rows in stages for row in rows):
+        if training_rows([row]):
+            # An optimizer step each in SFT, which does not count them.
+            steps += row.get("batch/optimizer_steps", 1.0)
+            samples += row.get("batch/num_rows", 0.0)
+            seconds += row.get("perf/step_s", 0.0)
+        yield row, (steps, samples, seconds)
+
+
 def held_out_curves(stages: Sequence[Sequence[MetricRow]]) -> dict[str, tuple[HeldOutPoint, ...]]:
     """The points of each suite, over the stages of a chain one after the other; empty without validation."""
     points: dict[str, list[HeldOutPoint]] = {}
-    steps = samples = seconds = 0.0
-    for rows in stages:
-        for row in rows:
-            if training_rows([row]):
-                # An optimizer step each in SFT, which does not count them.
-                steps += row.get("batch/optimizer_steps", 1.0)
-                samples += row.get("batch/num_rows", 0.0)
-                seconds += row.get("perf/step_s", 0.0)
-            for suite in (name.removeprefix(_START).removesuffix(_END) for name in accuracy_names([row])):
-                bounds = row[f"val/{suite}/accuracy_low"], row[f"val/{suite}/accuracy_high"]
-                point = HeldOutPoint(row[f"val/{suite}{_END}"], *bounds, steps, samples, seconds)
-                points.setdefault(suite, []).append(point)
+    for row, spent in with_spent(stages):
+        for suite in (name.removeprefix(_START).removesuffix(_END) for name in accuracy_names([row])):
+            bounds = row[f"val/{suite}/accuracy_low"], row[f"val/{suite}/accuracy_high"]
+            points.setdefault(suite, []).append(HeldOutPoint(row[f"val/{suite}{_END}"], *bounds, *spent))
     return {suite: tuple(found) for suite, found in points.items()}
 
 

@@ -15,7 +15,7 @@ from luffy.files import write_atomic
 from luffy.pipeline.manifest import read_manifest
 from luffy.pipeline.records import RunRecord, find_run, read_run
 from luffy.pipeline.workspace import Workspace, find_workspace
-from luffy.report.evaluation_page import MARK, PUBLISHED, leaderboard_page
+from luffy.report.evaluation_page import MARK, leaderboard_page
 from luffy.report.page import html
 
 
@@ -133,8 +133,6 @@ def _show_leaderboard(workspace: Workspace) -> None:
         console.print(title, markup=False, soft_wrap=True, style="bold")
         rows = [["\n".join((cell.text, *cell.details)) for cell in row] for row in accuracies.rows]
         show_rows(accuracies.header, rows)
-        for paper in table.papers:
-            say(f"{PUBLISHED}: {paper.about}")
         console.print()
     for directory, reason in board.left_out.items():
         say(f"left out: {directory}: {reason}")

@@ -12,19 +12,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING, Annotated, cast
-
-from pydantic import Field, PositiveInt, ValidationError, model_validator
+from typing import TYPE_CHECKING, cast
 
 from luffy.config import STAGE_KINDS
 from luffy.config.chain import by_name
 from luffy.config.evaluation import template_label
-from luffy.config.fields import explain
 from luffy.config.model import model_name
-from luffy.config.shipped import DATA
-from luffy.config.strict import StrictModel
-from luffy.config.yaml_source import read_yaml
-from luffy.errors import ConfigError, DataError, LuffyError
+from luffy.errors import DataError, LuffyError
 from luffy.evaluation.results import EvaluationResults, ResultRow, checkpoint_name, read_scores
 from luffy.pipeline.graph import providing
 from luffy.pipeline.identity import Json
@@ -49,74 +43,6 @@ _NOT_SAMPLING = ("grading.", "data.", "confidence", "num_samples")
 """Beginnings of settings of a protocol that the title of a table does not name."""
 _NOT_SET = ("null", "[]", "{}")
 _MEASURES = ("num_problems", "num_samples", "accuracy", "mean_tokens", "truncated_share", "no_answer_share")
-
-
-Percent = Annotated[float, Field(ge=0.0, le=100.0)]
-
-
-class PublishedBenchmark(StrictModel):
-    """A column of a published table."""
-
-    label: str
-    problems: PositiveInt | None = None
-    """Its number of problems; a suite with another number is a different benchmark. None: any number will do."""
-    suites: tuple[str, ...] = Field(min_length=1)
-    """Names that this benchmark may have among the suites of an experiment."""
-
-
-class PublishedRow(StrictModel):
-    """One model of a published table."""
-
-    name: str
-    accuracies: dict[str, Percent]
-
-
-class PublishedTable(StrictModel):
-    """A table of results from a paper, a file in `data/published/`: reference rows beside those of a workspace, without
-    statistical tests, since their responses are not available."""
-
-    title: str
-    source: str
-    """Its place in the paper, such as a table."""
-    model: str
-    """The model that all rows start from."""
-    protocol: str
-    """How they were evaluated, in words."""
-    benchmarks: dict[str, PublishedBenchmark]
-    rows: tuple[PublishedRow, ...]
-
-    @model_validator(mode="after")
-    def _rows_have_their_benchmarks(self) -> "PublishedTable":
-        for row in self.rows:
-            unknown = sorted(set(row.accuracies) - set(self.benchmarks))
-            if unknown:
-                raise ValueError(f"rows: {row.name} has {unknown[0]!r}, which is not among the benchmarks")
-        return self
-
-    @property
-    def about(self) -> str:
-        """Where its rows come from, and how they were found."""
-        found = f"{self.title} ({self.source}), {self.model}: {self.protocol}"
-        return f"{found}; without intervals, not compared by a test"
-
-    def benchmark_of(self, suite: str, num_problems: int) -> str | None:
-        """The table's benchmark that an evaluated suite is; None where it is none of them."""
-        for name, benchmark in self.benchmarks.items():
-            if suite in benchmark.suites and benchmark.problems in (None, num_problems):
-                return name
-        return None
-
-
-def read_published(files: Sequence[Path] | None = None) -> tuple[PublishedTable, ...]:
-    """The tables in `files`, by default those that ship with the project; ConfigError names file and field."""
-    tables = []
-    for path in sorted((DATA / "published").glob("*.yaml")) if files is None else files:
-        values, origins = read_yaml(path)
-        try:
-            tables.append(PublishedTable.model_validate_json(json.dumps(values)))
-        except ValidationError as error:
-            raise ConfigError(explain(error, PublishedTable, origins, default_where=str(path))) from None
-    return tuple(tables)
 
 
 @dataclass(frozen=True, slots=True)
@@ -362,16 +288,6 @@ class Lead:
 
 
 @dataclass(frozen=True, slots=True)
-class Reference:
-    """A published row beside a table, with those of its benchmarks that are columns of the table."""
-
-    table: PublishedTable
-    row: PublishedRow
-    accuracies: Mapping[Column, float]
-    """In [0, 1]."""
-
-
-@dataclass(frozen=True, slots=True)
 class ProtocolTable:
     """All models under one protocol."""
 
@@ -383,19 +299,12 @@ class ProtocolTable:
     """The best mean first."""
     leads: Mapping[Column, Lead]
     """For the columns that at least two rows share."""
-    references: tuple[Reference, ...]
     note: str = ""
     """Settings that distinguish it from other tables with the same title."""
 
     @property
     def confidence(self) -> float:
         return float(self.protocol["confidence"])
-
-    @property
-    def papers(self) -> list[PublishedTable]:
-        """Where the published rows beside it come from."""
-        papers = [reference.table for reference in self.references]
-        return [paper for index, paper in enumerate(papers) if paper not in papers[:index]]
 
     def mean(self, row: ModelResults) -> Estimate | None:
         """The unweighted mean over all columns with its interval; None unless the row has every column.
@@ -417,20 +326,16 @@ class Leaderboard:
     """Everything the leaderboard shows."""
 
     tables: tuple[ProtocolTable, ...]
-    published: tuple[PublishedTable, ...]
     left_out: LeftOut
 
 
 def read_leaderboard(workspace: Workspace) -> Leaderboard:
-    """The leaderboard of a workspace, with the published rows whose benchmarks are among its suites.
-
-    Raises DataError when there is no evaluation that can be shown.
-    """
-    (found, left_out), published = read_all(workspace), read_published()
+    """The leaderboard of a workspace; DataError when there is no evaluation that can be shown."""
+    found, left_out = read_all(workspace)
     groups: dict[frozenset[tuple[str, str]], list[ModelResults]] = {}
     for row in found:
         groups.setdefault(frozenset(row.protocol.items()), []).append(row)
-    tables = [_table(rows, published) for rows in groups.values()]
+    tables = [_table(rows) for rows in groups.values()]
     noted = []
     for table in tables:
         protocols = [other.protocol for other in tables if other.title == table.title]
@@ -438,10 +343,10 @@ def read_leaderboard(workspace: Workspace) -> Leaderboard:
         differing = [name for name in names if len({protocol.get(name) for protocol in protocols}) > 1]
         note = ", ".join(f"{name}: {table.protocol.get(name, 'not set')}" for name in differing)
         noted.append(replace(table, note=note))
-    return Leaderboard(tuple(noted), published, left_out)
+    return Leaderboard(tuple(noted), left_out)
 
 
-def _table(rows: Sequence[ModelResults], published: Sequence[PublishedTable]) -> ProtocolTable:
+def _table(rows: Sequence[ModelResults]) -> ProtocolTable:
     decoding, protocol = rows[0].decoding, rows[0].protocol
     columns = tuple(dict.fromkeys(column for row in rows for column in row.cells))
     shared = [column for column in columns if all(column in row.cells for row in rows)]
@@ -450,13 +355,6 @@ def _table(rows: Sequence[ModelResults], published: Sequence[PublishedTable]) ->
         """Over the columns that all rows have; without common columns, over its own."""
         return fmean(row.cells[column].row.accuracy for column in shared or row.cells)
 
-    references = []
-    for table in published:
-        benchmarks = {column: table.benchmark_of(column.suite, column.num_problems) for column in columns}
-        for each in table.rows:
-            of = each.accuracies
-            if found := {column: of[name] / 100 for column, name in benchmarks.items() if name in of}:
-                references.append(Reference(table, each, found))
     sampling = [
         f"{name} {template_label(value) if name == 'template' else value}"
         for name, value in protocol.items()
@@ -468,7 +366,6 @@ def _table(rows: Sequence[ModelResults], published: Sequence[PublishedTable]) ->
         columns=columns,
         rows=tuple(sorted(rows, key=own_mean, reverse=True)),
         leads=_leads(rows, columns, float(protocol["confidence"])),
-        references=tuple(references),
     )
 
 

@@ -31,11 +31,11 @@ from luffy.tracking.metrics import (
     held_out_curves,
     read_metrics,
     training_rows,
+    with_spent,
 )
 
 _REWARD = "reward/mean"
 _OPTIMIZER_STEPS = "batch/optimizer_steps"
-_ROWS = "batch/num_rows"
 _SECONDS = "perf/step_s"
 _COSTLY = ("sample", "sft", "rl")
 """Kinds of stages that make a run's costs."""
@@ -158,21 +158,12 @@ def read_run(run: SweepRun, stages: Mapping[str, Path]) -> RunResult:
     logged = {
         name: read_metrics(directory / METRICS_FILE) for name, directory in trained.items() if kinds[name] != "sample"
     }
-    # The rewards of a stage of RL begin after the steps, rows and seconds of the stages before it.
-    steps, num_rows, seconds, curve = 0.0, 0.0, 0.0, list[CurvePoint]()
-    for name, costs in spent.items():
-        rows = training_rows(logged.get(name, []))
-        if kinds[name] != "rl":
-            steps, seconds = steps + len(rows), seconds + (costs.seconds or 0.0)
-            num_rows += sum(row.get(_ROWS, 0.0) for row in rows)
-            continue
-        for row in rows:
-            steps, num_rows = steps + row.get(_OPTIMIZER_STEPS, 0.0), num_rows + row.get(_ROWS, 0.0)
-            seconds += row.get(_SECONDS, 0.0)
-            if _REWARD in row:
-                curve.append(CurvePoint(row[_REWARD], steps, num_rows, seconds))
+    # Sampling takes time, and no steps or rows.
+    sampled = {name: [{"step": 1.0, _OPTIMIZER_STEPS: 0.0, _SECONDS: spent[name].seconds or 0.0}] for name in trained}
+    rewards = with_spent((sampled | logged)[name] for name in trained)
+    curve = tuple(CurvePoint(row[_REWARD], *by_then) for row, by_then in rewards if _REWARD in row)
     held_out, scores = held_out_curves(list(logged.values())), read_scores(stages[f"evaluate_{run.last}"])
-    return RunResult(run.seed, scores, total_costs(spent.values()), tuple(curve), held_out, trained)
+    return RunResult(run.seed, scores, total_costs(spent.values()), curve, held_out, trained)
 
 
 def costs_together(runs: Collection[RunResult]) -> Costs:

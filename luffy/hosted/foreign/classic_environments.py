@@ -28,8 +28,6 @@ from luffy.hosted.foreign.exchange import (
     plain_tool,
 )
 
-_PLURALS = frozenset({"states", "prompts", "completions", "answers", "tasks", "infos"})
-"""Parameters by which verifiers recognises a reward function of a whole group."""
 _PROVIDED = frozenset({"prompt", "completion", "answer", "state", "task", "info"})
 _SPLITS = {"train": "get_dataset", "eval": "get_eval_dataset"}
 _faults: contextvars.ContextVar[list[str]] = contextvars.ContextVar("faults")

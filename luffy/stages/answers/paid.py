@@ -48,18 +48,6 @@ def open_paid(out: Path, *stages: str) -> AnswerStore:
     return AnswerStore(out / PAID_ANSWERS, [file for file in files if file.is_file()])
 
 
-def paid_answer(completion: TextCompletion, prompt_tokens: int) -> ModelAnswer:
-    """A completion for the store."""
-    reason = FinishReason.REFUSED if completion.is_refusal else completion.finish_reason
-    return ModelAnswer(completion.text, completion.num_tokens, reason, prompt_tokens=prompt_tokens)
-
-
-def completion_in(answer: ModelAnswer) -> TextCompletion:
-    """The completion that `paid_answer` saved; one that the model refused has that as its finish reason."""
-    assert answer.text is not None
-    return TextCompletion(answer.text, answer.num_tokens, answer.finish_reason, answer.prompt_tokens)
-
-
 class PaidEndpoint:
     """A text endpoint whose responses are in `store` as they arrive; those that are there are not requested again.
 
@@ -126,13 +114,16 @@ class PaidEndpoint:
                     known = self._missing(error)
                 else:
                     self._missed.clear()
-                    if not self._misses:  # to an evaluation a refusal is a response like any other
-                        completion = replace(completion, is_refusal=False)
+                    # To an evaluation a refusal is a response like any other.
+                    is_refused = completion.is_refusal and self._misses
+                    reason = FinishReason.REFUSED if is_refused else completion.finish_reason
                     counted, num_tokens = completion.prompt_tokens, completion.num_tokens
-                    known = paid_answer(completion, _most_tokens(request.prompt) if counted is None else counted)
+                    most = _most_tokens(request.prompt) if counted is None else counted
+                    known = ModelAnswer(completion.text, num_tokens, reason, prompt_tokens=most)
                     self.store.add([(key, known)], self.author)
         self.watch(1, num_tokens)
-        return completion_in(known)
+        assert known.text is not None
+        return TextCompletion(known.text, known.num_tokens, known.finish_reason, known.prompt_tokens)
 
     async def _requested(self, request: TextRequest, params: SamplingParams) -> TextCompletion:
         for _ in range(_HALF_ANSWERS - 1):

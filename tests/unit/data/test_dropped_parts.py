@@ -8,9 +8,8 @@ import pyarrow.parquet as pq
 import pytest
 from support.refusals import refused
 from support.stages import execute, opened
-from synthetic.loaded_source import load_source
+from synthetic.loaded_source import load_file, write_rows
 
-from luffy.config.data import FileSource
 from luffy.data.schema import RowError, as_text, prompt_from_row
 from luffy.errors import DataError
 
@@ -24,6 +23,14 @@ def row(*answer, **columns):
 
 def says(**parts):
     return {"role": "assistant", "content": r"\boxed{2}", **parts}
+
+
+def prepared(work, file):
+    """What the card says of the file as a suite, and the stage's folder."""
+    experiment = opened(work, "smoke.yaml", f"data.suites.more={{kind: file, path: {file}}}")
+    execute(experiment, "prepare_data")
+    out = experiment.plan_node("prepare_data").directory
+    return json.loads((out / "card.json").read_text())["sources"]["suites.more"], out
 
 
 @pytest.mark.parametrize("name", ["reasoning_content", "reasoning", "thinking"])
@@ -59,11 +66,12 @@ def test_a_prompt_that_a_template_has_written_is_not_written_again(opening):
 @pytest.mark.parametrize("column", ["system", "context", "images", "system_prompt", "passage"])
 @pytest.mark.parametrize("problem", ["prompt", "messages"])
 def test_a_part_of_the_question_in_another_column_is_refused(tmp_path, column, problem):
-    file = tmp_path / "rows.jsonl"
-    rows = {"prompt": {"prompt": "1 + 1?", "answer": "2"}, "messages": {"messages": [*TURNS, says()]}}
-    file.write_text(json.dumps({**rows[problem], column: ["Be brief."]}) + "\n")
+    file, rows = (
+        tmp_path / "rows.jsonl",
+        {"prompt": {"prompt": "1 + 1?", "answer": "2"}, "messages": {"messages": [*TURNS, says()]}},
+    )
     with refused("data.train", column, error=DataError):
-        load_source(FileSource(kind="file", path=str(file)), "train", 1)
+        load_file(write_rows(file, {**rows[problem], column: ["Be brief."]}))
 
 
 def test_a_completion_that_calls_tools_in_fields_of_its_own_is_refused_with_the_reason(tmp_path):
@@ -72,32 +80,29 @@ def test_a_completion_that_calls_tools_in_fields_of_its_own_is_refused_with_the_
         {"role": "tool", "content": "2"},
         says(),
     ]
-    (tmp_path / "a.jsonl").write_text(json.dumps({"prompt": TURNS, "completion": turns, "answer": "2"}) + "\n")
     with refused("completion[0].tool_calls", error=DataError):
-        load_source(FileSource(kind="file", path=str(tmp_path / "a.jsonl")), "train", 1)
+        load_file(write_rows(tmp_path / "a.jsonl", {"prompt": TURNS, "completion": turns, "answer": "2"}))
 
 
 def test_a_row_without_an_answer_is_read_by_the_box_of_its_completion_whatever_the_others_have(tmp_path):
     rows = [{"prompt": f"{n} + 1?", "completion": rf"So \\boxed{{{n + 1}}}"} for n in range(6)]
     rows += [{"prompt": "3 + 4?", "completion": "Seven.", "answer": "7"}, {"prompt": "5?", "completion": "Five."}]
-    (tmp_path / "a.jsonl").write_text("".join(json.dumps(each) + "\n" for each in rows))
-    loaded = load_source(FileSource(kind="file", path=str(tmp_path / "a.jsonl")), "train", 1)
+    loaded = load_file(write_rows(tmp_path / "a.jsonl", *rows))
     assert [prompt.ground_truth for prompt in loaded.prompts] == [*map(str, range(1, 7)), "7"]
     assert [row.field for row in loaded.quarantined] == ["completion"]
 
 
 def test_alpacas_instruction_is_no_question_without_its_input(tmp_path):
-    (tmp_path / "a.jsonl").write_text('{"instruction": "Add.", "input": "1 and 1", "output": "\\\\boxed{2}"}\n')
     with refused("instruction", error=DataError):
-        load_source(FileSource(kind="file", path=str(tmp_path / "a.jsonl")), "train", 1)
+        load_file(write_rows(tmp_path / "a.jsonl", {"instruction": "Add.", "input": "1 and 1", "output": r"\boxed{2}"}))
 
 
 def test_completions_that_begin_late_or_in_another_file_are_read(tmp_path):
     without = [{"prompt": f"{n} + 1?", "answer": str(n + 1), "completion": None} for n in range(50)]
-    (tmp_path / "a.jsonl").write_text("".join(json.dumps(each) + "\n" for each in without))
+    write_rows(tmp_path / "a.jsonl", *without)
     late = [each | {"completion": r"\boxed{" + each["answer"] + "}"} for each in without]
-    (tmp_path / "b.jsonl").write_text("".join(json.dumps(each) + "\n" for each in [*without[:41], *late[41:]]))
-    loaded = load_source(FileSource(kind="file", path=str(tmp_path / "*.jsonl")), "train", 1)
+    write_rows(tmp_path / "b.jsonl", *without[:41], *late[41:])
+    loaded = load_file(tmp_path / "*.jsonl")
     assert sum(len(prompt.traces) for prompt in loaded.prompts) == 9
 
 
@@ -110,7 +115,7 @@ def test_a_number_is_its_shortest_text(value, text):
 def test_a_reference_has_the_digits_of_its_columns_type(tmp_path, kind):
     answers = pa.array([kind(0.1), kind(2.5), None, kind(3)])
     pq.write_table(pa.table({"prompt": ["a?", "b?", "c?", "d?"], "answer": answers}), tmp_path / "rows.parquet")
-    loaded = load_source(FileSource(kind="file", path=str(tmp_path / "rows.parquet")), "train", 1)
+    loaded = load_file(tmp_path / "rows.parquet")
     assert [prompt.ground_truth for prompt in loaded.prompts] == ["0.1", "2.5", "3"]
 
 
@@ -121,14 +126,19 @@ def test_log_and_card_name_columns_that_are_not_read(tmp_path, caplog, layout):
         "plain": [{"prompt": "1 + 1?", "answer": "2", "notes": "x"}],
     }
     rows = [{**each, "weight": 0.5, "empty": None} for each in given[layout]]
-    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(each) + "\n" for each in rows))
-    suite = f"data.suites.more={{kind: file, path: {tmp_path / 'rows.jsonl'}}}"
-    experiment = opened(tmp_path / "work", "smoke.yaml", suite)
-    execute(experiment, "prepare_data")
-    out = experiment.plan_node("prepare_data").directory
-    unread = json.loads((out / "card.json").read_text())["sources"]["suites.more"]["unread"]
-    assert unread == {"notes": 1, "weight": len(rows)}
+    card, out = prepared(tmp_path / "work", write_rows(tmp_path / "rows.jsonl", *rows))
+    assert card["unread"] == {"notes": 1, "weight": len(rows)}
     assert (
         "suites.more: columns that are not read, with how many of its first rows have a value: notes (1)" in caplog.text
     )
     assert "| columns not read | weight |" in (out / "card.md").read_text()
+
+
+def test_a_small_file_of_any_number_of_malformed_rows_has_all_counted_and_the_first_thousand_kept(tmp_path):
+    file, rows = tmp_path / "rows.parquet", 30_000
+    texts = pa.array(["1 + 1 ="] * 3 + [None] * rows, pa.string())
+    pq.write_table(pa.table({"prompt": texts, "answer": pa.array(["2"] * (rows + 3))}), file)
+    card, out = prepared(tmp_path / "work", file)
+    assert (card["rows_in"], card["quarantined"], card["malformed"]) == (rows + 3, rows, {"prompt": rows})
+    kept = [json.loads(line) for line in (out / "quarantine.jsonl").read_text().splitlines()]
+    assert [each["row"] for each in kept if each["source"] == "suites.more"] == list(range(4, 1004))

@@ -33,11 +33,13 @@ from luffy.data.answer_cards import (
     PassRate,
     card_json,
     difficulty_card,
+    farthest_first,
     fit_of,
+    is_text,
+    kept_traces,
     read_card,
     write_pass_rates,
 )
-from luffy.data.kept_answers import farthest_first, is_text, kept_traces
 from luffy.data.overlap import NUM_HASHES, BenchmarkIndex, Hit, near_duplicate_clusters, signature, similarity, words
 from luffy.data.parquet import read_prompts, write_prompts
 from luffy.data.row_filters import (

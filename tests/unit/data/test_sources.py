@@ -228,7 +228,7 @@ def test_reasoning_gym_scores_its_own_tasks_where_answers_have_many_forms() -> N
 
 
 SMOKE = REPOSITORY / "exp_configs/smoke.yaml"
-STORIES = "{kind: word_problems, num_prompts: 5, num_events: [2]}"
+STORIES = "{kind: guess_number, num_prompts: 5}"
 SUMS = "{kind: arithmetic, num_prompts: 7, num_operations: [2]}"
 PARTS = f"{{sums: {{weight: 3, source: {SUMS}}}, stories: {{source: {STORIES}}}}}"
 
@@ -274,7 +274,8 @@ EQUAL_PROMPTS = "{kind: verifiers, environment: games, python: x, equal_prompts:
         (PARTS, ["rl.sampling={kind: pools}"], "use one of them"),
         (f"{{sums: {{source: {SUMS}}}}}", [], "data.train.parts"),
         (PARTS.replace("weight: 3", "weight: 0"), [], "data.train.parts.sums.weight"),
-        (PARTS.replace("word_problems", "word_problem"), [], "did you mean 'word_problems'?"),
+        (PARTS.replace("guess_number", "guess_numbers"), [], "did you mean 'guess_number'?"),
+        (PARTS.replace("guess_number", "word_problems"), [], "data/samples/word_problems_train.jsonl"),
         (PARTS.replace(STORIES, EQUAL_PROMPTS), [], "in a mixture equal prompts count as repeats"),
     ],
 )

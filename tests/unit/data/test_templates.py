@@ -12,11 +12,13 @@ from support.installed import DATASETS, needs_datasets
 from support.refusals import refused
 from synthetic.arithmetic import problems, tiny_tokenizer
 from synthetic.loaded_source import load_file
+from synthetic.reward_models import reward_folder
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from tokenizers.processors import TemplateProcessing
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast, Qwen2Config
 
 from luffy.config import load_experiment
+from luffy.config.model import check_classifier
 from luffy.config.shipped import DATA, template_file
 from luffy.data.prompt_templates import LUFFY_SYSTEM, PROMPT_TEMPLATES, ask, stops_of, template_opener
 from luffy.data.row_filters import without_system
@@ -32,6 +34,7 @@ from luffy.data.templates import (
     render_prompts,
     stop_token_ids,
     trace_lengths,
+    with_date,
     with_opened_thinking,
 )
 from luffy.data.tokenizer import WHOLE_TOKENS, adapt_tokenizer, build_tokenizer
@@ -388,3 +391,40 @@ def test_a_tokenizer_that_opens_texts_opens_prompts() -> None:
     tokenizer.backend_tokenizer.post_processor = TemplateProcessing(single=f"{bos} $A {eos}", special_tokens=tokens)
     (ids,) = ask(tokenizer, problems(1), "none")
     assert decode(tokenizer, ids) == f"{bos}0 +1"
+
+
+LLAMA = (
+    "{% if not date is defined %}{% if strftime_now is defined %}{% set date = strftime_now('%d %b %Y') %}"
+    "{% else %}{% set date = '26 Jul 2024' %}{% endif %}{% endif %}Today is {{ date }}: {{ messages[-1].content }}"
+)
+GRANITE = 'It is {{ strftime_now( "%B %d, %Y" ) }}. {{ messages[-1].content }}'
+
+
+@pytest.mark.parametrize(
+    ("template", "prompt"),
+    [(LLAMA, "Today is 05 Nov 2026: abc"), (GRANITE, "It is November 05, 2026. abc")],
+)
+def test_the_chosen_day_is_written_whenever_the_prompt_is_made(tmp_path, template, prompt):
+    """A template that writes today's date would give a resumed run other prompts."""
+    model = tmp_path / "model"
+    build_tokenizer(["abc"]).save_pretrained(model)
+    (model / "chat_template.jinja").write_text(template)
+    with refused("model.template_date", "today", error=DataError):
+        adapt_tokenizer(str(model), None)
+    tokenizer = adapt_tokenizer(str(model), None, template_date="2026-11-05")
+    assert prompt_texts(tokenizer, [user("abc")]) == [prompt]
+    assert "strftime" not in tokenizer.chat_template
+
+
+@pytest.mark.parametrize(("day", "named"), [("2026-02-30", "2026-02-30"), ("2026-02-01", "computed format")])
+def test_a_day_that_is_none_and_a_format_that_is_computed_are_refused(day, named):
+    with refused(named, error=DataError):
+        with_date("{{ strftime_now(form) }}", day, "")
+
+
+def test_a_reward_model_whose_template_is_dated_is_refused(tmp_path):
+    folder = reward_folder(tmp_path / "reward")
+    template = folder / "chat_template.jinja"
+    template.write_text("{{ strftime_now('%Y') }}" + template.read_text())
+    with refused("grading.path", str(template), error=DataError):
+        check_classifier(folder, "grading.path")

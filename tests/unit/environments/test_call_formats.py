@@ -73,6 +73,15 @@ Do not use variables.
 """What Llama 3.1's published chat template renders with `tools_in_user_message` off, without dates and its own text."""
 
 
+def written(syntax, calls):
+    """The turn of a policy that makes these calls."""
+    opening, key, closing = (
+        ("<tool_call>\n", "arguments", "\n</tool_call>") if syntax is HERMES else ("", "parameters", "")
+    )
+    objects = (json.dumps({"name": call.name, key: call.arguments}, ensure_ascii=False) for call in calls)
+    return "\n".join(f"{opening}{each}{closing}" for each in objects)
+
+
 def in_chatml(message):
     return f"<|im_start|>{message.role}\n{message.content}<|im_end|>\n"
 
@@ -82,9 +91,8 @@ def test_instructions_calls_and_results_are_what_published_templates_write():
     assert in_chatml(Message("system", f"{own}\n\n{HERMES.instructions(WEATHER)}")) == QWEN_SYSTEM_MESSAGE
     (message,) = HERMES.results(["20", "21"])
     assert in_chatml(message) == QWEN_ANSWERS
-    assert HERMES.render([ToolCall("weather", {"location": "Zürich", "unit": "celsius"})]) == (
-        '<tool_call>\n{"name": "weather", "arguments": {"location": "Zürich", "unit": "celsius"}}\n</tool_call>'
-    )
+    call = '<tool_call>\n{"name": "weather", "arguments": {"location": "Zürich", "unit": "celsius"}}\n</tool_call>'
+    assert HERMES.parse(call) == [ToolCall("weather", {"location": "Zürich", "unit": "celsius"})]
     assert LLAMA3.instructions({"nothing": TOOLS["nothing"]}) == LLAMA_SYSTEM_TEXT
     assert LLAMA3.results(["20", "21"]) == [Message("tool", "20"), Message("tool", "21")]
 
@@ -97,7 +105,7 @@ def test_an_answer_has_no_calls(syntax):
 
 @EVERY_FORMAT
 def test_reasoning_holds_no_calls_and_other_text_around_a_call_does_not_matter(syntax):
-    other, call = syntax.render([ToolCall("nothing", {})]), syntax.render([CALL])
+    other, call = written(syntax, [ToolCall("nothing", {})]), written(syntax, [CALL])
     for turn in (
         f"I look it up.\n{call}\n<|im_end|>",
         f"<think>\nI could use {other}\n</think>\n{call}",
@@ -113,7 +121,7 @@ def test_reasoning_holds_no_calls_and_other_text_around_a_call_does_not_matter(s
 def test_tags_inside_an_argument_belong_to_it(syntax):
     for text in ("</tool_call>", "<think>", "</think>", "<tool_call>", "</weather>", "</location>", '{"name": "x"}'):
         call = ToolCall("weather", {"location": f"a{text}b"})
-        assert syntax.parse(syntax.render([call, call])) == [call, call]
+        assert syntax.parse(written(syntax, [call, call])) == [call, call]
 
 
 KEYS_ALONE = "with these two keys alone"
@@ -158,17 +166,17 @@ def test_a_call_that_an_unreadable_call_quotes_is_not_made(rest):
     assert isinstance(found, BrokenCall)
 
 
-WRITTEN = LLAMA3.render([CALL])
+WRITTEN = written(LLAMA3, [CALL])
 
 
 @pytest.mark.parametrize(
     ("syntax", "turn", "kinds"),
     [
         # A broken call does not hide the next one.
-        (HERMES, f"<tool_call>{{</tool_call>\n{HERMES.render([CALL])}", [BrokenCall, ToolCall]),
+        (HERMES, f"<tool_call>{{</tool_call>\n{written(HERMES, [CALL])}", [BrokenCall, ToolCall]),
         (LLAMA3, f'{{"name": }}\n{WRITTEN}', [BrokenCall, ToolCall]),
         # A tag in reasoning that the prompt opened does not hide the call after it.
-        (HERMES, f"I may write <tool_call> now.</think>\n{HERMES.render([CALL])}", [ToolCall]),
+        (HERMES, f"I may write <tool_call> now.</think>\n{written(HERMES, [CALL])}", [ToolCall]),
         # Calls of Llama may follow the Python tag and each other.
         (LLAMA3, f"<|python_tag|>{WRITTEN}<|eom_id|>", [ToolCall]),
         (LLAMA3, f"<|python_tag|>{WRITTEN}; {WRITTEN}", [ToolCall, ToolCall]),
@@ -188,11 +196,11 @@ def test_a_tool_cannot_end_its_own_result():
 @EVERY_FORMAT
 def test_reading_stops_after_a_thousand_calls_those_of_reasoning_included(syntax):
     """Each broken call may cost time in proportion to the turn: their number is bounded, whatever stands between."""
-    assert len(syntax.parse(syntax.render([CALL] * 1500))) == 1000
+    assert len(syntax.parse(written(syntax, [CALL] * 1500))) == 1000
     late = ToolCall("nothing", {})
-    turn = f"{syntax.render([CALL])}</think>" * 1000 + syntax.render([late])
+    turn = f"{written(syntax, [CALL])}</think>" * 1000 + written(syntax, [late])
     assert late not in syntax.parse(turn)
-    assert syntax.parse(f"{syntax.render([CALL] * 999)}</think>{syntax.render([CALL])}") == [CALL]
+    assert syntax.parse(f"{written(syntax, [CALL] * 999)}</think>{written(syntax, [CALL])}") == [CALL]
 
 
 MARKS = ("</tool_call>", "<think>", "</think>", "&lt;", "&amp;lt;", "\n", "\n\n", " a ", "</text>", "null", "\x00")
@@ -207,7 +215,7 @@ JSON = st.recursive(
 @given(st.lists(st.builds(ToolCall, TEXTS, st.dictionaries(TEXTS, JSON, max_size=4)), max_size=3))
 def test_json_formats_read_what_they_write(calls):
     for syntax in (HERMES, LLAMA3):
-        found = syntax.parse(syntax.render(calls))
+        found = syntax.parse(written(syntax, calls))
         assert found == calls
         assert json.dumps([call.arguments for call in found]) == json.dumps([call.arguments for call in calls])
 

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import io
 import itertools
+import json
 import threading
 from dataclasses import dataclass, replace
 
@@ -17,7 +18,6 @@ from luffy.config import load_experiment
 from luffy.config.data import ArithmeticSource, GuessNumberSource
 from luffy.config.environment import ToolsEnvironment
 from luffy.data.sources import open_source
-from luffy.environments.call_formats import HermesCalls, ToolCall
 from luffy.environments.limits import MOST_HANGING
 from luffy.environments.registry import instructions_of, open_environment
 from luffy.environments.tool_functions import tool_of
@@ -73,7 +73,7 @@ def play(make, *contents):
 
 
 def call(name, **arguments):
-    return HermesCalls().render([ToolCall(name, arguments)])
+    return f"<tool_call>{json.dumps({'name': name, 'arguments': arguments})}</tool_call>"
 
 
 def result(*texts):

@@ -2,16 +2,13 @@
 
 import re
 import shutil
-from pathlib import Path
 
 import pytest
-from support.refusals import refused
 from synthetic.evaluated_workspace import first, write_evaluation, write_run
 from synthetic.pages import stands_alone
 
 from luffy.cli.main import main
-from luffy.errors import ConfigError
-from luffy.evaluation.across_runs.all_results import read_leaderboard, read_published
+from luffy.evaluation.across_runs.all_results import read_leaderboard
 from luffy.pipeline.manifest import collect_outputs, finished_manifest, write_manifest
 from luffy.pipeline.workspace import Workspace
 from luffy.report.evaluation_page import leaderboard_page, leaderboard_table
@@ -226,29 +223,6 @@ def test_what_cannot_be_trusted_is_left_out_and_named(workspace):
         "older": "written by another version",
         "earlier": "written by another version",
     }
-
-
-def test_published_rows_stand_beside_their_own_benchmarks_and_are_never_compared(workspace):
-    write_evaluation(workspace, "forty", {("amc", "sampled"): first(1)}, problems=[f"a{i}" for i in range(40)])
-    assert read_leaderboard(workspace).tables[0].references == ()
-    problems = [f"a{i}" for i in range(30)]
-    write_evaluation(workspace, "a", {("aime24", "sampled"): first(1)}, problems=problems, day=2)
-    (table,) = read_leaderboard(workspace).tables
-    (column,) = (column for column in table.columns if column.suite == "aime24")
-    found = {reference.row.name: reference.accuracies for reference in table.references}
-    assert len(found) == 12
-    assert found["LUFFY"] == {column: pytest.approx(0.294)}
-    assert table.leads == {}  # 29.4 against 3.3, and yet no lead
-    shown = next(row for row in leaderboard_table(table).rows if row[0].text == "LUFFY")
-    assert [cell.text for cell in shown] == ["LUFFY", "published", "arXiv 2504.14945", "29.4", "–"]
-
-
-def test_a_published_table_with_a_mistake_names_file_and_row(tmp_path):
-    (file,) = (Path("data/published").resolve()).glob("*.yaml")
-    wrong = tmp_path / "wrong.yaml"
-    wrong.write_text(file.read_text().replace("gpqa: 39.9", "gpka: 39.9"))
-    with refused("wrong.yaml", "LUFFY", "gpka", error=ConfigError):
-        read_published([wrong])
 
 
 def test_the_command_prints_the_table_and_writes_the_page_which_trusts_no_name(workspace, capsys):

@@ -9,6 +9,8 @@ import pytest
 
 import luffy
 from luffy.cli import main as command
+from luffy.config.grading import GradingConfig
+from luffy.evaluation.regrading import read_responses
 from luffy.evaluation.results import EvaluationResults, read_evaluation
 
 THINK = "<|im_start|>assistant\n<think>\n"
@@ -148,3 +150,15 @@ def test_options_that_do_nothing_and_missing_files_are_refused(tmp_path, monkeyp
     monkeypatch.chdir(tmp_path)
     assert command.main(["evaluate", *arguments]) == 2
     assert named in capsys.readouterr().err
+
+
+def test_what_verls_trainer_dumps_is_read_prompts_that_its_template_has_written_and_no_uid(tmp_path):
+    rows = [
+        {"input": f"<|im_start|>user\n{n} + 1?<|im_end|>\n<|im_start|>assistant\n", "output": said, "gts": str(n + 1)}
+        | {"score": 0.0, "step": 10}
+        for n in range(2)
+        for said in box(1, 2)
+    ]
+    problems = read_responses([write(tmp_path / "10.jsonl", rows)], GradingConfig())
+    assert [(problem.prompt.ground_truth, problem.is_rendered) for problem in problems] == [("1", True), ("2", True)]
+    assert all(problem.responses == box(1, 2) for problem in problems)

@@ -141,7 +141,7 @@ def test_a_timeout_is_remembered_by_its_pool_and_by_the_next_one_that_reads_its_
         first = pool.grade_one(HANGS, "3")
         assert first.outcome is Outcome.TIMED_OUT
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(pool, "_jobs", None)  # nothing can reach a worker
+            patch.setattr(pool, "_threads", None)  # nothing can reach a worker
             assert pool.grade_one(HANGS, "3").outcome is Outcome.TIMED_OUT
     with file.open("a") as torn:
         torn.write("0123")  # what a kill leaves of a line

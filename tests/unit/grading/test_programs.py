@@ -1,6 +1,7 @@
 """Which block of a reply is the program, which test cases a reference holds, and which outputs agree."""
 
 import json
+from concurrent.futures import Future
 from pathlib import Path
 
 import pytest
@@ -158,9 +159,11 @@ def test_a_program_that_timed_out_keeps_its_share_as_reward(tmp_path: Path) -> N
     """A file of time-outs would give it none after a stage is resumed."""
     work = Verification(CODE, "x", "[1]", "{}")
     memo = VerdictMemo(5.0, timeouts_file=tmp_path / "timed_out.txt")
-    verdict, _ = memo.claim(work)
-    memo.settle(work, verdict, Grade(Outcome.TIMED_OUT, own_reward=0.5))
-    again, is_new = memo.claim(work)
+    grade, verdict = Grade(Outcome.TIMED_OUT, own_reward=0.5), Future[Grade]()
+    verdict.set_result(grade)
+    memo.claim(work, lambda work: verdict)
+    memo.settle(work, grade)
+    again, is_new = memo.claim(work, lambda work: Future())
     assert (again.result().reward, is_new, list(tmp_path.iterdir())) == (0.5, False, [])
 
 

@@ -74,8 +74,8 @@ OWN_TEXT = {
     # What luffy's own processes write: to each other, and into their own files.
     "bubblewrap.py", "chain_page.py",
     "checkpoint.py", "checks.py",
-    "events.py", "form.py", "interpreter.py", "reasoning_gym_score.py", "request.py",
-    "sample_files.py", "shards.py", "splits.py", "store.py",
+    "events.py", "form.py", "interpreter.py", "request.py",
+    "sample_files.py", "shards.py", "store.py",
     "identity.py",
     # A tokenizer that its library has read and written again.
     "tokenizer.py",

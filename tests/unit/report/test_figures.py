@@ -8,7 +8,7 @@ import pytest
 from synthetic.finished_chain import HOSTILE
 
 from luffy.report.curves import draw_panels, rl_panels
-from luffy.report.figures import Chart, Line, bars, chart, dots, estimates, heat, picture
+from luffy.report.figures import Chart, Line, bars, chart, dots, estimates, picture
 from luffy.statistics.accuracy import Estimate
 
 NAMES = ("$x$ _y", HOSTILE, "_begins", "模型")
@@ -94,7 +94,6 @@ def test_names_are_text_wherever_they_stand(name):
         picture([Chart("x", [line], places=["a"], percent=True)], legend=[("c1", name)]),
         dots([(name, [("c1", LOW, ())])]),
         bars([("suite", [(name, [("c1", 1.0)])])]),
-        heat((name, ["1"]), (name, ["2"]), [[0.5]]),
     )
     for svg in drawn:
         assert " ".join(name.split()) in words(svg)
@@ -119,7 +118,6 @@ def test_every_mark_lies_inside_the_picture():
         bars([("suite", [("base", [("c1", 0.25), ("c2", 0.75)])])]),
         chart(Chart("c", [estimates("a", "c1", [10, 20], [LOW, HIGH])], percent=True)),
         chart(Chart("d", [Line("x", "c1", [1, 2], [0.4, 0.6]), Line("y", "c2", [1, 2], [0.6, 0.4])], stacked=True)),
-        heat(("rows", ["1"]), ("columns", ["2", "3"]), [[0.5, None]]),
     )
     for svg in drawn:
         root = ElementTree.fromstring(svg)
