@@ -30,8 +30,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from luffy.config.execution import VLLMConfig
+    from luffy.config.model import LoRAConfig
     from luffy.rollout.engine import Completion, RolloutRequest, SamplingParams
-    from luffy.rollout.vllm_worker import WeightUpdate
+    from luffy.rollout.vllm_worker import AdapterUpdate, WeightUpdate
     from luffy.tensor_sharing import SharedTensor, TensorSpec
     from luffy.training.ranks import Rank, RankSpec
 
@@ -112,7 +113,7 @@ class _Bucket:
 
     weights: Sequence[tuple[TensorSpec, NDArray[np.uint8]]]
 
-    def load(self, update: WeightUpdate) -> None:
+    def load(self, update: WeightUpdate | AdapterUpdate) -> None:
         import torch
 
         with warnings.catch_warnings():
@@ -130,10 +131,10 @@ class _Shared:
     failure: Future[str | None] = field(default_factory=Future)
     """None once the weights are loaded, else the reason why not."""
 
-    def load(self, update: WeightUpdate) -> None:
+    def load(self, update: WeightUpdate | AdapterUpdate) -> None:
         self.failure.set_result(self._copy(update))
 
-    def _copy(self, update: WeightUpdate) -> str | None:
+    def _copy(self, update: WeightUpdate | AdapterUpdate) -> str | None:
         from luffy.tensor_sharing import SharingFailed
 
         try:
@@ -168,12 +169,13 @@ class EngineActor:
         *,
         sleeps: bool = False,
         reads_text: bool = False,
+        adapter: LoRAConfig | None = None,
         waits: bool = False,
     ) -> None:
         """Load the model folder.
 
         `sleeps` enables vLLM's sleep mode, for a GPU shared with a trainer rank; `reads_text` enables stop texts.
-        `waits`: what needs the device waits for `take_device`.
+        `adapter`: what updates bring in place of weights. `waits`: what needs the device waits for `take_device`.
         """
         from luffy.rollout.vllm_engine import VLLMEngine
 
@@ -186,6 +188,7 @@ class EngineActor:
             wait_timeout_s=timeout_s,
             sleep_mode=sleeps,
             reads_text=reads_text,
+            adapter=adapter,
             before_loading=self._wait_for_device if waits else lambda: None,
         )
 
@@ -201,7 +204,7 @@ class EngineActor:
         return self._engine.generate(requests, params)
 
     def sleep(self) -> None:
-        """Release the GPU memory, weights included; new weights must be loaded before the next `generate`."""
+        """Release the GPU memory, weights included (`VLLMEngine.sleep`)."""
         self._engine.sleep()
 
     def wake_up(self, part: str) -> None:
@@ -209,7 +212,7 @@ class EngineActor:
         self._engine.wake_up(part)
 
     def load_weights(self, version: int) -> None:
-        """Load all weights from the buckets that the methods `receive...` announce, up to the final None."""
+        """Load weights or adapter from the buckets that the methods `receive...` announce, up to the final None."""
         with self._engine.weight_update(version) as update:
             while (part := self._incoming.get(timeout=self._timeout_s)) is not None:
                 part.load(update)

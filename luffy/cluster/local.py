@@ -74,7 +74,15 @@ def open_answers(
         if engine == "vllm":
             layout = settled(execution.vllm, num_responses, longest)
             torch.cuda.empty_cache()
-            vllm = open_vllm(spec.model, layout, spec.dtype, longest=longest, reads_text=False, shares_gpu=sleeps)
+            vllm = open_vllm(
+                spec.model,
+                layout,
+                spec.dtype,
+                longest=longest,
+                reads_text=False,
+                shares_gpu=sleeps,
+                adapter=execution.vllm.separate(spec.lora),
+            )
             stack.enter_context(closing(vllm))
             if sleeps:
                 vllm.sleep()
@@ -96,7 +104,7 @@ def open_answers(
 
 
 def _give_weights(rank: _HasPolicy, engine: VLLMEngine, step: int) -> None:
-    engine.load_weights(rank.policy.weights(device()), step)
+    engine.load_weights(rank.policy.published(device()), step)
 
 
 def _generate_on_rank(
@@ -190,6 +198,7 @@ class LocalCluster:
                 longest=spec.longest,
                 reads_text=bool(settings.rl.stop),
                 shares_gpu=shares_gpu,
+                adapter=spec.execution.vllm.separate(settings.lora),
             )
         self._in_turn = RanksInTurn(self._ranks, self._ranks.num_gpus, self._vllm if shares_gpu else None)
         self.trainer = Trainer(settings, self._in_turn)

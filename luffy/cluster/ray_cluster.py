@@ -63,6 +63,7 @@ class RayCluster:
                 spec.out,
                 sleeps=share_gpus,
                 reads_text=bool(settings.rl.stop),
+                adapter=spec.execution.vllm.separate(settings.lora),
             )
             engines = [actors.start(place) for place in range(num_engines)]
             self._ranks = RayRanks(spec, places.ranks, group, self._supervisor)

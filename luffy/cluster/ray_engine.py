@@ -28,6 +28,7 @@ from luffy.cluster.ray_session import (
 )
 from luffy.cluster.supervision import Member, MemberDied, Supervisor
 from luffy.config.execution import RayConfig, VLLMConfig
+from luffy.config.model import LoRAConfig
 from luffy.errors import ClusterError
 from luffy.rollout.engine import Completion, RolloutRequest, SamplingParams
 from luffy.training.ranks import Rank, RankSpec, Result
@@ -149,6 +150,8 @@ class EngineActors:
     sleeps: bool = False
     """Whether vLLM's sleep mode is enabled, for GPUs shared with trainer ranks."""
     reads_text: bool = True
+    adapter: LoRAConfig | None = None
+    """What updates bring in place of weights; None: weights."""
 
     def have_room(self) -> bool:
         """Whether there is still room for every process; Ray finds other places for those of a lost machine."""
@@ -174,6 +177,7 @@ class EngineActors:
                 self.ray.call_timeout_s,
                 sleeps=self.sleeps,
                 reads_text=self.reads_text,
+                adapter=self.adapter,
                 waits=waits,
             )
             for member in members

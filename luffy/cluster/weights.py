@@ -54,11 +54,11 @@ def send_weights(
     collective.
     """
     if not engines:
-        for _ in rank.policy.weights(torch.device("meta")):
+        for _ in rank.policy.published(torch.device("meta")):
             pass
         return Sent()
     sender = WeightSender(engines, timeout_s, shares=way == "ipc")
-    weights = rank.policy.weights(device() if way == "ipc" else _CPU)
+    weights = rank.policy.published(device() if way == "ipc" else _CPU)
     failed = sender.send(weights, max(version, rank.version))
     if way == "ipc" and torch.cuda.is_available():
         torch.cuda.ipc_collect()

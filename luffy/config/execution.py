@@ -15,11 +15,14 @@ from pydantic import (
     StringConstraints,
 )
 
+from luffy.config.model import LoRAConfig
 from luffy.config.stage_kinds import StageName
 from luffy.config.strict import PositiveShare, StrictModel
 
 LOWEST_VLLM_TEMPERATURE = 0.01
 """vLLM samples at this temperature when a request has a lower one that is not 0."""
+VLLM_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+"""Ranks that vLLM's LoRA layers can have."""
 WeightTransfer = Literal["object_store", "ipc"]
 
 
@@ -61,6 +64,18 @@ class VLLMConfig(StrictModel):
     enforce_eager: bool | None = None
     """No compilation, no CUDA graphs: starts up to a minute sooner, slower at each token. None: where a stage samples
     so little that compiling would take longer than it saves. Always so without a GPU."""
+    adapter: Literal["separate", "merged"] = "separate"
+    """How the adapter of `model.lora` reaches engines in training. `separate`: its factors alone, which vLLM applies
+    beside the weights. `merged`: the whole model, with the product added to its weights and rounded to their type."""
+
+    def separate(self, lora: LoRAConfig | None) -> LoRAConfig | None:
+        """The adapter whose factors alone engines get; None: they get every weight."""
+        return lora if self.adapter == "separate" else None
+
+
+def vllm_rank(lora: LoRAConfig) -> int:
+    """The rank of vLLM's layers for an adapter, whose own must be no more than the largest."""
+    return next(rank for rank in VLLM_RANKS if rank >= lora.rank)
 
 
 class RayConfig(StrictModel):

@@ -10,7 +10,7 @@ from luffy.config.chain import SECTIONS, broken_chain, views_of
 from luffy.config.data import MixtureSource, VerifiersSource
 from luffy.config.environment import EnvironmentConfig, VerifiersEnvironment, history_of, single_environments
 from luffy.config.evaluation import VALIDATION
-from luffy.config.execution import LOWEST_VLLM_TEMPERATURE
+from luffy.config.execution import LOWEST_VLLM_TEMPERATURE, VLLM_RANKS
 from luffy.config.group import DynamicSampling
 from luffy.config.objective import ObjectiveConfig
 from luffy.config.stage_kinds import kind_of
@@ -456,6 +456,13 @@ def _of_model(config: "ExperimentConfig", kinds: frozenset[str], rl: RLConfig | 
                         f"model.endpoint.request.{field}: null leaves the endpoint at its default of 1, but "
                         f"evaluation.decodings.{name} sets {own}"
                     )
+    lora, sft = execution.vllm.separate(model.lora), config.sft if "sft" in kinds else None
+    has_engine = config.num_engines > 0 or (sft is not None and sft.engine == "vllm")
+    if lora is not None and lora.rank > VLLM_RANKS[-1] and has_engine:
+        yield (
+            f"model.lora.rank: {lora.rank} is more than vLLM's largest of {VLLM_RANKS[-1]}; lower it, or set "
+            "execution.vllm.adapter: merged"
+        )
     if model.lora is not None and rl is not None:
         if rl.critic is not None:
             yield (

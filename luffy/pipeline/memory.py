@@ -22,7 +22,8 @@ from luffy.config import ExperimentConfig
 from luffy.config.answers import DifficultyConfig, SampleConfig
 from luffy.config.chain import views_of
 from luffy.config.evaluation import EvaluationConfig
-from luffy.config.model import ModelConfig
+from luffy.config.execution import vllm_rank
+from luffy.config.model import LoRAConfig, ModelConfig
 from luffy.config.settings import has_own_vllm, scored_by
 from luffy.config.starts import Critique, TraceHint
 from luffy.config.training import ModelTeacher, SelfTeacher
@@ -31,6 +32,7 @@ from luffy.model_shape import ModelArchitecture, adapter_activation_bytes, adapt
 
 GIB = 2**30
 RL_ENGINE = "engine GPU"
+_SFT_ENGINE = "engine"
 REWARD_MODEL = "reward model"
 _FLOAT32 = 4
 _DTYPE_BYTES = {"float32": 4, "bfloat16": 2}
@@ -119,7 +121,7 @@ def estimate_memory(
         if config.sft is not None and config.sft.engine == "vllm":
             # The engine that is kept for others is this one.
             beside = (_SLEEPING_HERE, *_scoring(config, "sft"))
-            engine = _vllm_memory(architecture, config, gpu_gib, "engine", _validation_tokens(config))
+            engine = _vllm_memory(architecture, config, gpu_gib, _SFT_ENGINE, _validation_tokens(config))
             of_engine = (replace(part, name=f"engine {part.name}") for part in engine.components)
             parts = (*rank.in_rollout(), _PROCESS, *of_engine, *_scoring(config, "sft"))
             found.append(GpuMemory("shared GPU in a validation of SFT", rank.count, parts, gpu_gib))
@@ -506,8 +508,10 @@ def _vllm_memory(
     width = 3 * architecture.intermediate_size / ways + 2 * architecture.hidden_size
     logits = vllm.max_num_seqs * architecture.vocabulary_size * 3 * _FLOAT32
     step = f"a step of {tokens:,} tokens, logits of {vllm.max_num_seqs} sequences"
+    lora = vllm.separate(config.model.lora) if name in (RL_ENGINE, _SFT_ENGINE) else None
     taken = (
         _engine_weights(architecture, size, ways),
+        *([] if lora is None else [_adapter_layers(architecture, lora, size)]),
         _part("activations", tokens * width * size + logits, step),
         _ENGINE_PROCESS,
     )
@@ -526,6 +530,13 @@ def _vllm_memory(
 def _engine_weights(architecture: ModelArchitecture, size: int, ways: int) -> Component:
     words = f"{architecture.num_parameters:,} parameters x {size} bytes{f' / {ways} GPUs' if ways > 1 else ''}"
     return _part("weights", architecture.num_parameters * size / ways, words)
+
+
+def _adapter_layers(architecture: ModelArchitecture, lora: LoRAConfig, size: int) -> Component:
+    """vLLM's buffers for the factors; of several GPUs each has them whole, or nearly so."""
+    rank = vllm_rank(lora)
+    parameters = adapter_parameters(architecture, lora.model_copy(update={"rank": rank}))
+    return _part("adapter", parameters * size, f"{parameters:,} parameters at rank {rank} x {size} bytes")
 
 
 def _embedded_memory(

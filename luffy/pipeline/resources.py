@@ -323,6 +323,8 @@ def _notes(placement: _Placement) -> list[str]:
         notes.append(f"{wanted} GPUs needed; this machine has none: ranks and engines would run on its CPU")
     else:
         notes.append(f"{wanted} GPUs needed, this machine has {len(here)}")
+    if placement.trains_rl and config.execution.ray.placement == "disaggregated" and here != []:
+        notes.append("engines on GPUs of their own get each step's weights through CPU memory (Ray's object store)")
     if architecture is None:
         notes.append(f"no memory estimate: the shape of {config.model.path} is unknown here; give a model folder")
     elif (placement.training_gpu_gib if placement.trains_on_ray else placement.generation_gpu_gib) is None:

@@ -1,4 +1,4 @@
-"""Chooses among a prompt's traces by what the policy makes of them (`show: {kind: trace, choose: likeliest_answer}`)."""
+"""Chooses among a prompt's traces by what the policy makes of them (`choose: likeliest_answer`)."""
 
 import itertools
 from bisect import bisect_right

@@ -19,11 +19,14 @@ import torch.distributed as dist
 from safetensors import safe_open
 from torch import Tensor
 
-from luffy.config.execution import VLLMConfig
+from luffy.config.execution import VLLMConfig, vllm_rank
+from luffy.config.model import LoRAConfig
 from luffy.errors import ConfigError, LostError, LuffyError
 from luffy.library_loading import without_collections
+from luffy.model_shape import from_model_config, linear_layers
 from luffy.rollout.engine import Completion, RolloutRequest, SamplingParams, limit, room
 from luffy.rollout.vllm_limits import (
+    check_adapters,
     check_installed,
     check_layout,
     check_lengths,
@@ -32,12 +35,13 @@ from luffy.rollout.vllm_limits import (
     cpu_cache_bytes,
     read_shape,
 )
-from luffy.rollout.vllm_worker import WeightUpdate
+from luffy.rollout.vllm_worker import AdapterUpdate, WeightUpdate
 from luffy.types import FinishReason
 
 if TYPE_CHECKING:
     import vllm
     from vllm.logprobs import FlatLogprobs
+    from vllm.lora.request import LoRARequest
     from vllm.outputs import RequestOutput
     from vllm.v1.engine.llm_engine import LLMEngine
 
@@ -48,6 +52,10 @@ _ENVIRONMENT = {
     "VLLM_DO_NOT_TRACK": "1",
 }
 _CLOSED = "it was closed"
+_PROBES = [RolloutRequest(tuple(range(length)), seed=0) for length in range(1, 9)]
+"""Prompts whose likeliest token has to be as likely after a sleep as before, with the same adapter."""
+_PROBE_GAP = 0.01
+"""Nats; as the same work on the same device, the two are computed alike."""
 _FINISH_REASONS = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH}
 
 
@@ -122,6 +130,8 @@ class VLLMEngine:
     sampled token may differ where two candidates are nearly tied. Earlier calls have no influence: their KV cache is
     reused only where requests ask for it (`shares_cache_with`).
 
+    With an `adapter`, whose factors updates bring, the weights stay those of the folder, also while the engine sleeps.
+
     One engine per process at a time: vLLM keeps its process groups in module state.
     """
 
@@ -134,8 +144,15 @@ class VLLMEngine:
         found_default_group: bool,
         reads_text: bool = False,
         is_kept: bool = False,
+        adapter: LoRAConfig | None = None,
     ) -> None:
+        assert not (is_kept and adapter), "layers with adapters take no weights of another model"
         self._llm = llm
+        self._adapter = adapter
+        self._applied: LoRARequest | None = None
+        """Names the adapter, once there is one; before, the folder's weights are the policy."""
+        self._before_sleep: list[float] = []
+        """Log-probabilities of the probes, in an engine with an adapter that has slept."""
         self._is_kept = is_kept
         self._sleeps = llm.model_config.enable_sleep_mode
         self._max_num_seqs = max_num_seqs
@@ -166,6 +183,7 @@ class VLLMEngine:
         wait_timeout_s: float = 1800.0,
         reads_text: bool = False,
         is_kept: bool = False,
+        adapter: LoRAConfig | None = None,
         before_loading: Callable[[], None] = lambda: None,
     ) -> "VLLMEngine":
         """An engine on a model folder.
@@ -173,8 +191,8 @@ class VLLMEngine:
         `max_model_len` limits prompt and response together (None: the model's context length). `seed` is that of the
         process; every request has its own. `sleep_mode` enables `sleep` (GPUs only). `wait_timeout_s` limits the wait
         for another thread's step or update. `reads_text` loads the folder's tokenizer, which `SamplingParams.stop`
-        needs to end responses. `is_kept`: after `close` it waits for `take_over`. `before_loading` is called when only
-        the part that uses the device is left.
+        needs to end responses. `is_kept`: after `close` it waits for `take_over`. `adapter`: updates bring the factors
+        of this adapter in place of weights. `before_loading` is called when only the part that uses the device is left.
 
         Raises ConfigError when vLLM is not installed, the folder holds no model, or the model does not fit the
         configuration.
@@ -182,6 +200,8 @@ class VLLMEngine:
         shape = read_shape(folder)
         check_layout(folder, shape, config, max_model_len)
         check_installed()
+        if adapter is not None:
+            check_adapters()
         # vLLM reads these variables on import.
         os.environ.update(_ENVIRONMENT)
         if not torch.cuda.is_available():
@@ -200,7 +220,7 @@ class VLLMEngine:
                 from vllm.v1.engine.llm_engine import LLMEngine
 
             arguments = EngineArgs(
-                **_engine_arguments(folder, shape, config, dtype, max_model_len),
+                **_engine_arguments(folder, shape, config, dtype, max_model_len, adapter),
                 skip_tokenizer_init=not reads_text,
                 seed=seed % 2**32,
                 enable_sleep_mode=sleep_mode,
@@ -226,7 +246,8 @@ class VLLMEngine:
                 ) from error
             finally:
                 torch.set_num_threads = set_num_threads
-        return cls(llm, config.max_num_seqs, weight_version, wait_timeout_s, found_default_group, reads_text, is_kept)
+        given = (weight_version, wait_timeout_s, found_default_group, reads_text, is_kept, adapter)
+        return cls(llm, config.max_num_seqs, *given)
 
     @property
     def weight_version(self) -> int:
@@ -262,20 +283,21 @@ class VLLMEngine:
         return [call.completions[i] for i in range(len(requests))]
 
     @contextmanager
-    def weight_update(self, version: int) -> Iterator[WeightUpdate]:
-        """Replace all weights between two steps with those that the block loads or receives.
+    def weight_update(self, version: int) -> Iterator[WeightUpdate | AdapterUpdate]:
+        """Replace all weights, or the adapter, between two steps with what the block loads or receives.
 
         A tied output head is not sent. No tensor may be modified before the block ends. Raises LuffyError when some of
-        the model's weights are missing; the engine cannot be used after a failed update.
+        the model's weights are missing, or layers of the adapter not applied; the engine cannot be used after a failed
+        update.
         """
         with self._lock.held(), self._breaks_on_failure("an update of its weights"):
-            update = WeightUpdate(self._llm)
+            update = WeightUpdate(self._llm) if self._adapter is None else AdapterUpdate(self._llm, self._adapter)
             yield update
-            update.finish()
+            self._applied = update.finish()
             self._set_version(version)
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
-        """Replace all weights with `weights`, which are consumed one at a time; raises what `weight_update` raises."""
+        """Replace what the engine has with `weights`, consumed one at a time; raises what `weight_update` raises."""
         with self.weight_update(version) as update:
             for name, tensor in weights:
                 update.load(name, tensor)
@@ -289,20 +311,41 @@ class VLLMEngine:
                     for name in tensors.keys():  # noqa: SIM118 - not a mapping
                         update.load(name, tensors.get_tensor(name))
 
-    def sleep(self, level: int = 2) -> None:
-        """Release GPU memory for the trainer: level 1 offloads the weights to CPU memory, level 2 drops them.
+    def sleep(self) -> None:
+        """Release GPU memory for the trainer, weights included, which go to CPU memory where an adapter is beside them.
 
-        Generate again only after `wake_up`, and after level 2 with new weights: loaded between its two parts.
+        Generate again only after `wake_up`, with new weights loaded between its two parts. With an adapter the first
+        part is the whole, and the engine goes on as before.
         """
+        if self._adapter is not None:
+            self._before_sleep = self._probe()
         with self._lock.held():
             assert not self._running and not self._waiting, "an engine that generates cannot sleep"
-            self._llm.sleep(level)
+            self._llm.sleep(1 if self._adapter is not None else 2)
             self._asleep = True
 
-    def wake_up(self, *parts: str) -> None:
-        """Allocate the memory again, or `parts` of it (`weights`, `kv_cache`), the last of which ends the sleep."""
+    def wake_up(self, part: str) -> None:
+        """Allocate a part of the memory again: `weights`, then `kv_cache`, which ends the sleep.
+
+        Raises LostError where weights or an adapter have suffered (vLLM issue 53888).
+        """
         with self._lock.held():
-            self._asleep = not self._llm.wake_up(list(parts) or None)
+            if not self._asleep:
+                return
+            self._asleep = not self._llm.wake_up([part] if self._adapter is None else None)
+        if self._adapter is not None:
+            gap = max(abs(now - before) for now, before in zip(self._probe(), self._before_sleep, strict=True))
+            if not gap <= _PROBE_GAP:  # NaN, too
+                raise LostError(
+                    f"vLLM's log-probabilities are {gap:.3g} nats from those before it slept: its weights or adapter "
+                    "have suffered; the same command resumes the stage, if need be with execution.vllm.adapter=merged"
+                )
+
+    def _probe(self) -> list[float]:
+        watch, self.watch = self.watch, None
+        found = self.generate(_PROBES, SamplingParams(0.0, 1, stop_token_ids=()))
+        self.watch = watch
+        return [completion.logprobs[0] for completion in found]
 
     def close(self) -> None:
         """Shut vLLM down, or, where it is kept, have it wait for `take_over`, asleep if it can.
@@ -355,7 +398,8 @@ class VLLMEngine:
                 self._running[name] = row
                 salt = f"{row.request.shares_cache_with or row.call.number}/{self._num_updates}"
                 prompt = tokens_input([*row.request.prompt_ids, *row.request.prefix_ids], cache_salt=salt)
-                self._llm.add_request(name, prompt, _sampling(row.request, row.params, self._reads_text))
+                sampling = _sampling(row.request, row.params, self._reads_text)
+                self._llm.add_request(name, prompt, sampling, lora_request=self._applied)
             completions = list[Completion]()
             for output in cast("list[RequestOutput]", self._llm.step()):
                 if output.finished:
@@ -417,7 +461,12 @@ def _without_compiler() -> Iterator[None]:
 
 
 def _engine_arguments(
-    folder: Path, shape: Mapping[str, object], config: VLLMConfig, dtype: str, max_model_len: int | None
+    folder: Path,
+    shape: Mapping[str, object],
+    config: VLLMConfig,
+    dtype: str,
+    max_model_len: int | None,
+    adapter: LoRAConfig | None = None,
 ) -> dict[str, Any]:
     """The `EngineArgs` that this machine and the contract of `RolloutEngine` require."""
     arguments: dict[str, Any] = {
@@ -442,6 +491,12 @@ def _engine_arguments(
         "disable_log_stats": True,
         "use_tqdm_on_load": False,
     }
+    if adapter is not None:
+        arguments |= {"enable_lora": True, "max_lora_rank": vllm_rank(adapter)}
+        if (architecture := from_model_config(shape)) is not None:
+            # By itself vLLM has adapters at the embeddings and the output head, too, and computes with their zeros.
+            layers = (name for name in linear_layers(architecture) if adapter.adapts(name))
+            arguments["lora_target_modules"] = sorted({name.rpartition(".")[2] for name in layers})
     if not torch.cuda.is_available():
         arguments |= {
             "kv_cache_memory_bytes": cpu_cache_bytes(config, shape, dtype, max_model_len),

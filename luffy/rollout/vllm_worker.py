@@ -1,18 +1,24 @@
-"""What replaces the weights of vLLM's (0.32) workers.
+"""What replaces the weights, or the LoRA adapter, of vLLM's (0.32) workers.
 
-Tensor by tensor, since vLLM's own `reload_weights` only logs missing weights, and does not update a tied output head on
-CPU.
+Weights go tensor by tensor, since vLLM's own `reload_weights` only logs missing weights, and does not update a tied
+output head on CPU.
 """
 
+import json
 from collections.abc import Callable
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, TypeVar, cast
 
 import torch
+from safetensors.torch import save_file
 from torch import Tensor
 
-from luffy.errors import LuffyError
+from luffy.config.model import LoRAConfig
+from luffy.errors import ConfigError, LuffyError
 
 if TYPE_CHECKING:
+    from vllm.lora.request import LoRARequest
     from vllm.v1.engine.llm_engine import LLMEngine
     from vllm.v1.worker.gpu_worker import Worker
 
@@ -24,22 +30,70 @@ class WeightUpdate:
 
     def __init__(self, llm: "LLMEngine") -> None:
         self._llm = llm
-        self._missing = set(self._on_worker(begin_reload))
+        self._missing = set(_on_worker(llm, begin_reload))
 
     def load(self, name: str, tensor: Tensor) -> None:
         """Load a tensor on any device, under its Hugging Face name; it is released once its layer is complete."""
-        self._missing -= self._on_worker(load_tensor, name, tensor)
+        self._missing -= _on_worker(self._llm, load_tensor, name, tensor)
 
     def finish(self) -> None:
         """Complete the model. Raises LuffyError when some of its weights are missing."""
-        self._on_worker(end_reload)
+        _on_worker(self._llm, end_reload)
         if self._missing:
             names = ", ".join(sorted(self._missing)[:3])
             raise LuffyError(f"weights were not sent: {names} ({len(self._missing)} in all)")
 
-    def _on_worker(self, function: Callable[..., _Result], *arguments: object) -> _Result:
-        """The result of `function(worker, *arguments)`, which is the same on every rank of the engine."""
-        return self._llm.collective_rpc(function, args=arguments)[0]
+
+def _on_worker(llm: "LLMEngine", function: Callable[..., _Result], *arguments: object) -> _Result:
+    """The result of `function(worker, *arguments)`, which is the same on every rank of the engine."""
+    return llm.collective_rpc(function, args=arguments)[0]
+
+
+_ADAPTER = 1
+"""vLLM's number of the adapter; 0 is none."""
+_REMEDY = "give other model.lora.targets, or set execution.vllm.adapter: merged"
+
+
+class AdapterUpdate:
+    """Replaces the LoRA adapter of an engine, which takes no step until `finish`."""
+
+    def __init__(self, llm: "LLMEngine", config: LoRAConfig) -> None:
+        self._llm, self._config = llm, config
+        self._factors: dict[str, Tensor] = {}
+
+    def load(self, name: str, tensor: Tensor) -> None:
+        """Take a factor on any device, under its name in a folder of peft."""
+        self._factors[name] = tensor
+
+    def finish(self) -> "LoRARequest":
+        """What requests name to be answered with the adapter.
+
+        Raises ConfigError where vLLM cannot apply all of it, LuffyError where it has none.
+        """
+        from vllm.lora.request import LoRARequest
+
+        factors = {name: tensor.cpu().contiguous() for name, tensor in self._factors.items()}
+        config = {"r": self._config.rank, "lora_alpha": self._config.alpha, "target_modules": "all-linear"}
+        with TemporaryDirectory(prefix="luffy-adapter-") as folder:  # vLLM takes adapters from folders alone
+            save_file(factors, f"{folder}/adapter_model.safetensors")
+            Path(folder, "adapter_config.json").write_text(json.dumps(config), encoding="utf-8")
+            try:
+                self._llm.add_lora(LoRARequest("policy", _ADAPTER, folder, load_inplace=True))
+            except ValueError as error:
+                raise ConfigError(f"model.lora: vLLM refuses the adapter: {error}; {_REMEDY}") from error
+        if _ADAPTER not in self._llm.list_loras():
+            raise LuffyError("vLLM has no adapter after its update")
+        if unused := _on_worker(self._llm, unapplied):
+            raise ConfigError(f"model.lora: vLLM has no adapter at {unused[0]} ({len(unused)} in all); {_REMEDY}")
+        return LoRARequest("policy", _ADAPTER, folder)
+
+
+def unapplied(worker: "Worker") -> list[str]:
+    """Layers of the adapter that the worker's model does not apply, which vLLM leaves unsaid; private API of vLLM."""
+    manager = worker.model_runner.lora_manager._adapter_manager
+    adapter = manager.get_adapter(_ADAPTER)
+    assert adapter is not None
+    return sorted(set(adapter.loras) - set(manager.modules))
 
 
 def begin_reload(worker: "Worker") -> set[str]:

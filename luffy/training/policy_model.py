@@ -4,8 +4,8 @@
 
 `Adapter` is LoRA by peft (Hu et al., arXiv 2106.09685, section 4.1), trained while the weights stay frozen. A layer
 computes `W x + alpha / rank B A x`; `A` starts random, `B` at zero. Weights leave the trainer merged, `W + alpha / rank
-B A`, one at a time and as copies, so that engines, evaluation and the next stage see an ordinary model and the weights
-in training never change.
+B A`, one at a time and as copies, so that evaluation and the next stage see an ordinary model and the weights in
+training never change. vLLM gets the factors of the adapter in training (`Policy.published`).
 
 Shape legend: `K` weights per token, `S` scores of a token, `C` choices of a teacher, `B` rows, `T` tokens, `N` response
 tokens of all rows, `H` hidden size, `V` vocabulary.

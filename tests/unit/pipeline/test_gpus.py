@@ -71,6 +71,7 @@ def test_visible_gpus_are_counted_and_measured(driver, monkeypatch, visible, exp
 KINDS = ("GPU in SFT", "shared GPU in a rollout", "shared GPU in an update", "GPU in evaluation")
 UNKNOWN = ["number of GPUs is unknown", "memory not checked"]
 DETECTED = ["execution.gpu_memory_gb=null"]
+APART = "execution.ray={placement: disaggregated, trainer_ranks: 4, engines: 4}"
 UNTRAINED = ["base=null", "data.corpus=null", "model.architecture=null"]
 
 
@@ -82,6 +83,7 @@ UNTRAINED = ["base=null", "data.corpus=null", "model.architecture=null"]
         ("exit 9", SEVEN_B, DETECTED, UNKNOWN),
         (None, SEVEN_B, DETECTED, ["this machine has none: ranks and engines would run on its CPU", UNKNOWN[1]]),
         ("exit 9", SEVEN_B, ["model.path=nobody/has-it"], [UNKNOWN[0], "the shape of nobody/has-it is unknown here"]),
+        (NODE, SEVEN_B, [APART, "model.path=nobody/x"], ["8 GPUs needed", "weights through CPU memory", "nobody/x"]),
         ("exit 9", SMOKE, [], []),
     ],
 )

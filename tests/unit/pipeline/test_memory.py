@@ -450,6 +450,9 @@ HALVED = {"weights": P / GIB, "total": 0.55 * 79}
         # Key heads are repeated where there are fewer than GPUs.
         (("execution.vllm.tensor_parallel_size=4",), None, "rl", 32, {"KV cache": ROOM / 4}),
         (("execution.vllm.tensor_parallel_size=28",), None, "rl", 224, {"KV cache": ROOM / 4}),
+        ((ADAPTED,), None, "rl", 8, {"adapter": 2 * FACTORS / GIB}),
+        (("model.lora={rank: 20, alpha: 64}",), None, "rl", 8, {"adapter": 2 * FACTORS / GIB}),
+        ((ADAPTED, "execution.vllm.adapter=merged"), None, "rl", 8, {"adapter": 0}),
         # It has room for the longest response of its own stage.
         (ASKING, None, "rl", 8, {"KV cache": ROOM}),
         (ASKING, None, "evaluate", 8, {"KV cache": (1024 + 4096) * PER_TOKEN}),

@@ -15,12 +15,13 @@ from support.patience import PATIENCE_S
 from support.refusals import refused
 
 from luffy.config.execution import VLLMConfig
+from luffy.config.model import LoRAConfig
 from luffy.errors import ConfigError, LostError, LuffyError
-from luffy.rollout import kept_engine
+from luffy.rollout import kept_engine, vllm_limits
 from luffy.rollout.engine import RolloutRequest, SamplingParams, limit
 from luffy.rollout.kept_engine import keep_engine, open_vllm
 from luffy.rollout.vllm_engine import FairLock, VLLMEngine, _engine_arguments
-from luffy.rollout.vllm_limits import cpu_cache_bytes, settled
+from luffy.rollout.vllm_limits import check_adapters, cpu_cache_bytes, settled
 
 SHAPE = {"num_attention_heads": 8, "hidden_size": 512, "max_position_embeddings": 1024}
 
@@ -163,6 +164,18 @@ def test_an_engine_is_kept_for_weights_that_fit(told, tmp_path, monkeypatch, cap
     again = ["take over two"] if is_kept else ["shut down", f"start two {lengths[1]}"]
     assert told == [f"start one {lengths[0]}", *again]
     assert caplog.messages[1].startswith("vLLM engine kept: weights of " if is_kept else "vLLM engine started in ")
+
+
+def test_an_engine_with_an_adapter_replaces_the_kept_one_and_ends_with_its_stage(told: list[str], folder: Path) -> None:
+    for adapter in (None, LoRAConfig(rank=4, alpha=8.0), None):
+        open_vllm(folder, VLLMConfig(), "float32", longest=100, reads_text=False, adapter=adapter)
+    assert told == ["start one 100", "shut down", "start one 100", "start one 100"]
+
+
+def test_adapters_are_for_the_vllm_whose_layers_are_known(monkeypatch) -> None:
+    monkeypatch.setattr(vllm_limits, "version", lambda package: "0.33.1")
+    with refused("execution.vllm.adapter: separate", "0.33.1", "merged", "0.32.0", error=ConfigError):
+        check_adapters()
 
 
 def test_an_engine_has_no_more_room_than_the_model_has_positions(told: list[str], folder: Path) -> None:

@@ -1,0 +1,158 @@
+"""vLLM really run on CPU with the LoRA adapter that a policy trains beside the weights of its folder."""
+
+import copy
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from reference.lora_case import LAYERS, LORA, adapted_policy, factors
+from support.installed import needs_no_gpu, needs_vllm
+from support.refusals import refused
+from torch import nn
+from transformers import PreTrainedModel
+from vllm_subjects import MAX_GAP, PARAMS, REQUESTS, logprobs_with_kept_cache, model_of, save
+
+from luffy.config.execution import VLLMConfig
+from luffy.config.model import LoRAConfig
+from luffy.errors import ConfigError, LostError
+from luffy.rollout.engine import Completion, SamplingParams
+from luffy.rollout.vllm_engine import VLLMEngine
+from luffy.training.policy import Policy
+from luffy.training.ranks import init_process_group
+
+pytestmark = [needs_vllm, needs_no_gpu, pytest.mark.slow]
+CONFIG = VLLMConfig(cpu_kv_cache_gb=0.05, max_num_seqs=16)
+CPU = torch.device("cpu")
+
+
+def scaled(by: float) -> LoRAConfig:
+    return LORA.model_copy(update={"alpha": by * LORA.rank})
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    init_process_group()
+    return save(model_of(0), tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="module", params=[1.0, 2.0], ids=["alpha = rank", "alpha = 2 rank"])
+def lora(request) -> LoRAConfig:
+    return scaled(request.param)
+
+
+@pytest.fixture(scope="module")
+def engine(folder, lora) -> Iterator[VLLMEngine]:
+    engine = VLLMEngine.from_folder(folder, CONFIG, "float32", adapter=lora)
+    yield engine
+    engine.close()
+
+
+def trained(seed: int, lora: LoRAConfig) -> Policy:
+    """A policy whose adapter is as after some training."""
+    return adapted_policy(factors(seed, model_of(0)), lora=lora, model=model_of(0))
+
+
+def gap(model: PreTrainedModel, completions: list[Completion]) -> float:
+    """The largest distance of a log-probability from that of the model."""
+    return max(
+        abs(found - expected)
+        for request, completion in zip(REQUESTS, completions, strict=True)
+        for found, expected in zip(
+            completion.logprobs,
+            logprobs_with_kept_cache(dict.fromkeys(completion.weight_versions, model), request, completion, 1.0),
+            strict=True,
+        )
+    )
+
+
+def test_each_update_replaces_the_adapter_and_samples_as_the_policy_that_is_trained(engine, lora):
+    models: list[PreTrainedModel] = [model_of(0)]
+    for seed in (1, 2):
+        found = engine.generate(REQUESTS, PARAMS[1.0])
+        assert gap(models[-1], found) < MAX_GAP
+        policy = trained(seed, lora)
+        sent = dict(policy.published(CPU))
+        assert len(sent) == 3 * 7 * 2 and all(".lora_" in name for name in sent), "the factors alone"
+        engine.load_weights(iter(sent.items()), version=seed)
+        models.append(policy.causal_lm)
+    found = engine.generate(REQUESTS, PARAMS[1.0])
+    assert gap(models[2], found) < MAX_GAP < min(gap(models[1], found), gap(models[0], found))
+    assert {version for each in found for version in each.weight_versions} == {2}
+
+
+@pytest.fixture
+def device(monkeypatch) -> list[str]:
+    """The worker's calls of a GPU replaced: whoever sleeps has no weights, and what wakes is as the list says last."""
+    from vllm.platforms import current_platform
+    from vllm.v1.worker.cpu_worker import CPUWorker
+
+    calls, kept = list[str](), dict[str, torch.Tensor]()
+
+    def sleep(worker: CPUWorker, level: int) -> None:
+        calls.append(f"sleep {level}")
+        for name, weight in worker.get_model().named_parameters():
+            kept[name] = weight.data.clone()
+            weight.data.fill_(torch.nan)
+
+    def wake_up(worker: CPUWorker, tags: list[str] | None) -> None:
+        damage = calls.pop() if calls[-1].startswith("lost") else ""
+        calls.append(f"wake {tags}")
+        for name, weight in worker.get_model().named_parameters():
+            if damage != "lost weights" or not name.endswith("layers.1.input_layernorm.weight"):
+                weight.data.copy_(kept[name])
+        if damage == "lost adapter":
+            for module in worker.model_runner.lora_manager._adapter_manager.modules.values():
+                module.reset_lora(0)
+
+    monkeypatch.setattr(type(current_platform), "is_sleep_mode_available", lambda platform: True)
+    monkeypatch.setattr(CPUWorker, "sleep", sleep)
+    monkeypatch.setattr(CPUWorker, "wake_up", wake_up)
+    return calls
+
+
+@pytest.mark.parametrize("damage", ["lost weights", "lost adapter"])
+def test_an_engine_that_wakes_damaged_is_refused(folder, device, damage):
+    """As on a GPU. An undamaged one goes on with weights and adapter, which level 1 keeps."""
+    engine = VLLMEngine.from_folder(folder, CONFIG, "float32", adapter=LORA, sleep_mode=True)
+    engine.load_weights(trained(1, LORA).published(CPU), version=1)
+    before = engine.generate(REQUESTS, PARAMS[1.0])
+    engine.sleep()
+    for part in ("weights", "kv_cache"):
+        engine.wake_up(part)
+    assert engine.generate(REQUESTS, PARAMS[1.0]) == before
+    assert device == ["sleep 1", "wake None"]
+    engine.sleep()
+    device.append(damage)
+    with pytest.raises(LostError, match=r"nats from those before it slept: .* execution.vllm.adapter=merged"):
+        engine.wake_up("weights")
+    engine.close()
+
+
+def test_an_update_that_a_merged_weight_would_round_away_moves_the_engine_in_bfloat16(tmp_path):
+    init_process_group()
+    base = model_of(0)
+    for name, module in base.named_modules():
+        if name in LAYERS:
+            assert isinstance(module, nn.Linear)
+            module.weight.data.sign_().mul_(0.125)  # of one size, whose last bit is 2^-11
+    folder = save(copy.deepcopy(base).to(torch.bfloat16), tmp_path)
+    small = {name: 0.0004 * factor if name.endswith("B") else factor for name, factor in factors(1, base).items()}
+    policy = adapted_policy(small, "bfloat16", lora=LORA, model=base, zero_stage=1)
+    stored = dict(base.to(torch.bfloat16).named_parameters())
+    assert all(weight.equal(stored[name]) for name, weight in policy.weights()), "merged, nothing has changed"
+
+    engine = VLLMEngine.from_folder(folder, CONFIG, "bfloat16", adapter=LORA)
+    params = SamplingParams(0.0, 1, stop_token_ids=())
+    before = engine.generate(REQUESTS, params)
+    engine.load_weights(policy.published(CPU), version=1)
+    after = engine.generate(REQUESTS, params)
+    assert any(one.logprobs != other.logprobs for one, other in zip(before, after, strict=True))
+    engine.close()
+
+
+def test_a_factor_that_the_model_has_no_layer_for_is_refused(engine, lora):
+    """The last test of an engine: it cannot be used afterwards."""
+    sent = {name.replace("layers.2.", "layers.7."): factor for name, factor in trained(1, lora).published(CPU)}
+    with refused("model.lora", "model.layers.7.mlp.down_proj", "execution.vllm.adapter: merged", error=ConfigError):
+        engine.load_weights(iter(sent.items()), version=3)
