@@ -232,7 +232,7 @@ REFUSED = {
         ("floor has no effect .. token_weight: one", mixed(ON, term("nll, floor: 0.2", "off_policy", OWN))),
         ("beta has no effect .. measure: forward_kl",
          mixed(ON, term("divergence, measure: forward_kl, beta: 0.3", normaliser=OWN))),
-        ("divergences .. top_k [2, 3]",
+        ("divergences .. top_k (2, 3)",
          mixed(ON, term("divergence, measure: jsd, top_k: 2", normaliser=OWN),
                term("divergence, measure: jsd, top_k: 3", normaliser=OWN).replace("extra", "other"))),
         ("evidence .. nll", mixed(ON, term("nll", "off_policy", OWN, evidence="{}"))),

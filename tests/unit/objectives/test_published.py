@@ -61,6 +61,28 @@ def _row(source: str, group: str = "", advantage: str = "", **parts: str) -> tup
 
 
 PUBLISHED = {
+    "adaback": _row(
+        "arXiv 2506.18110, two accounts; bound on the reward and clip are not known",
+        "prefix=prefix prefix.dose=prompt_bisection prefix.dose.success=0.5 prefix.rows=all prefix.shared=True",
+        GRPO,
+        on_policy="clipped_surrogate population=own",
+    ),
+    "adaprefix": _row(
+        "arXiv 2607.07674, accounts; first share, gain, envelope and clip are not known",
+        "prefix=prefix prefix.dose=batch_root prefix.dose.target=0.5 prefix.dose.first=0.5 prefix.dose.every=10 "
+        "prefix.dose.gain=0.5 prefix.dose.envelope=warmup_cosine prefix.dose.envelope.start=1.0 "
+        "prefix.dose.envelope.peak=1.0 prefix.dose.envelope.end=0.0 prefix.dose.envelope.warmup=0.6 "
+        "prefix.dose.envelope.decay=0.4 prefix.rows=all prefix.shared=True",
+        GRPO,
+        on_policy="clipped_surrogate population=own",
+    ),
+    "adhint_schedule": _row(
+        "arXiv 2512.13095, accounts; bounds, noise, rows and clip are not known",
+        "hint=prefix hint.dose=difficulty hint.dose.low=0.1 hint.dose.high=0.9 hint.dose.noise=0.1 hint.rows=4",
+        GRPO,
+        on_policy="clipped_surrogate before_gate=True",
+        hint="select=off_policy gate.outcome=correct clipped_surrogate before_gate=True",
+    ),
     "aipo": _row(
         "arXiv 2505.24034: bounds from 2 to 10 work",
         advantage=MEAN,
@@ -128,6 +150,13 @@ PUBLISHED = {
         replayed=SHAPED.replace("behavior=one", "behavior=recorded"),
         entropy=ENTROPY,
     ),
+    "g2rpo_a": _row(
+        "arXiv 2508.13023, authors' code; KL 0.04 by its framework's default",
+        "guidance=prefix guidance.dose=batch_ratio guidance.dose.first=1.0 guidance.dose.every=3 guidance.rows=2",
+        GRPO,
+        policy="select=response surrogate mode=sequence population=own",
+        kl="select=response kl estimator=k3 against=reference coefficient=0.04 mode=sequence population=own",
+    ),
     "gkd": _row(
         "arXiv 2306.13649: lambda 1, beta 0.5; top 64 of a whole vocabulary",
         advantage="none",
@@ -193,6 +222,13 @@ PUBLISHED = {
         off_policy=SHAPED,
         entropy=ENTROPY,
     ),
+    "mfc": _row(
+        "arXiv 2609.13997, accounts; clip range is not known",
+        "hint=hint hint.dose=prompt_frontier hint.dose.success=0.5 hint.rows=all hint.shared=True hint.learn=shown",
+        GRPO,
+        on_policy="clipped_surrogate clip_high=0.28 population=own",
+        kl="kl estimator=k3 against=reference coefficient=0.001 population=own",
+    ),
     "mopd": _row(
         "arXiv 2601.02780 and 2606.30406; alpha is not known",
         advantage=GRPO,
@@ -254,7 +290,7 @@ PUBLISHED = {
     "prefix_rft": _row(
         "arXiv 2507.01679",
         "prefix=prefix prefix.dose=uniform prefix.dose.low=cosine prefix.dose.low.start=0.95 prefix.dose.low.end=0.05 "
-        "prefix.dose.high=0.95",
+        "prefix.dose.low.over=1.0 prefix.dose.high=0.95",
         MEAN,
         on_policy="clipped_surrogate dual_clip=3.0 mode=constant",
         prefix="select=off_policy surrogate top_entropy_share=0.2 mode=constant",
@@ -355,6 +391,15 @@ PUBLISHED = {
         distillation="gate.taught=True divergence measure=jsd top_k=100 correction.level=token correction=truncate "
         "correction.high=2.0 population=own",
         self="self shows=peer weights=start follows.refresh_every=1 follows.mixup=0.05",
+    ),
+    "seele": _row(
+        "arXiv 2509.06923, accounts: 4 rounds of 8, 0.001 SFT and KL; bounds of the fit and clip are not known",
+        "size=32 hint=prefix hint.dose=fit hint.dose.target=0.5 hint.dose.rounds=4 hint.dose.first=1.0 hint.rows=all "
+        "hint.shared=True",
+        GRPO,
+        on_policy="clipped_surrogate population=own",
+        hint="select=off_policy nll coefficient=0.001 population=own",
+        kl="kl estimator=k3 against=reference coefficient=0.001 population=own",
     ),
     "sft": _row("arXiv 2604.23747 and the LUFFY paper", sft=DEMONSTRATION, settings=STAGE),
     "srft": _row(

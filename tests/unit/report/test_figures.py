@@ -6,6 +6,7 @@ import xml.etree.ElementTree as ElementTree
 
 import pytest
 from synthetic.finished_chain import HOSTILE
+from synthetic.settings import rl_settings
 
 from luffy.report.curves import draw_panels, rl_panels
 from luffy.report.figures import Chart, Line, bars, chart, dots, estimates, picture
@@ -76,7 +77,7 @@ def test_axes_have_whole_steps_and_shares_from_0_to_100_percent(share):
     shown = words(over([share] * 3, percent=True))
     assert {"0 %", "100 %"} <= {*shown} and "-100 %" not in shown
     rewards = [{"step": 1, "reward/mean": -1.0}, {"step": 2, "reward/mean": 1.0}]
-    (figure, *_) = draw_panels(rl_panels(()), rewards)
+    (figure, *_) = draw_panels(rl_panels(rl_settings().objective), rewards)
     assert not [word for word in words(figure.svg) if "%" in (word or "")]
 
 
