@@ -169,10 +169,9 @@ def _bare_type(annotation: Any) -> str:
 def commands_page() -> str:
     """What `luffy COMMAND --help` prints, for every command."""
     text = "# Commands\n\nWhat `luffy COMMAND --help` prints; `python -m luffy` is the same program.\n"
-    for name in typer.main.get_command(application()).commands:
-        shown = CliRunner().invoke(
-            application(), [name, "--help"], prog_name="luffy", env={"COLUMNS": "84", "NO_COLOR": "1"}
-        )
+    app = application()
+    for name in typer.main.get_command(app).commands:
+        shown = CliRunner().invoke(app, [name, "--help"], prog_name="luffy", env={"COLUMNS": "84", "NO_COLOR": "1"})
         assert shown.exit_code == 0, shown.output
         text += f"\n## luffy {name}\n\n```text\n{shown.output.strip()}\n```\n"
     return text

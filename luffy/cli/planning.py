@@ -1,6 +1,6 @@
 """The plan of a run: what it would do with each stage, and whether it can start.
 
-One experiment: `show_plan`, `plans_of`. All runs of a comparison, a grid or a study: `show_sweep_plan`; there a
+One experiment: `show_plan`. All runs of a comparison, a grid or a study: `show_sweep_plan`; there a
 stage that several runs share is listed once, with the first of them.
 """
 
@@ -75,17 +75,6 @@ def show_sweep_plan(sweep: Sweep, workspace: Workspace, cells: Sequence[str], *,
         say(f"{num_tuning} runs for tuning, then {len(sweep.reported_runs(cells))} with the chosen values")
 
 
-def plans_of(
-    config: ExperimentConfig,
-    workspace: Workspace,
-    *,
-    verify: bool,
-    sweep_steps: tuple[int, ...] = (),
-) -> Sequence[StagePlan]:
-    """The plan of every stage; raises LuffyError if it cannot be determined yet."""
-    return open_experiment(config, workspace, verify=verify, sweep_steps=sweep_steps).plan()
-
-
 def check(
     configs: Sequence[ExperimentConfig],
     workspace: Workspace,
@@ -125,11 +114,11 @@ def plans_of_runs(
 ) -> Iterator[tuple[str, StagePlan]]:
     """Each stage once, with the title of the first run that contains it; `all`: made before any run of a comparison."""
     known = set[str]()
-    for plan in plans_of(sweep.common(), workspace, verify=verify) if sweep.design.arms else ():
+    for plan in open_experiment(sweep.common(), workspace, verify=verify).plan() if sweep.design.arms else ():
         known.add(plan.identity.key)
         yield "all", plan
     for run in sweep.tuning_runs(cells) or sweep.reported_runs(cells):
-        for plan in plans_of(run.config, workspace, verify=verify):
+        for plan in open_experiment(run.config, workspace, verify=verify).plan():
             if plan.node.name in run.nodes and plan.identity.key not in known:
                 known.add(plan.identity.key)
                 yield run.title, plan

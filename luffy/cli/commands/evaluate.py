@@ -15,7 +15,7 @@ from yaml import YAMLError
 
 from luffy.cli.console import say
 from luffy.cli.options import CONFIG_HELP, Debug, DryRun, Overrides, Verify, WorkspaceFolder, config_argument
-from luffy.cli.planning import check, plans_of, show_plan
+from luffy.cli.planning import check, show_plan
 from luffy.cli.run_view import show_results
 from luffy.config import STAGE_KINDS, ExperimentConfig, load_experiment
 from luffy.config.derived import EvaluatedModel, evaluation
@@ -31,7 +31,7 @@ from luffy.evaluation.results import RESULTS_FILE
 from luffy.evaluation.sample_files import SAMPLES_FILE
 from luffy.flows.launch import launch
 from luffy.grading.pool import JUDGE_CACHE, GraderPool
-from luffy.pipeline.experiment import check_checkpoints
+from luffy.pipeline.experiment import check_checkpoints, open_experiment
 from luffy.pipeline.identity import KEY_LENGTH, code_of
 from luffy.pipeline.manifest import (
     Manifest,
@@ -133,8 +133,9 @@ def evaluate(
     check_checkpoints(experiment, at, where)
     check([experiment], where, sweep_steps=at)
     parameters = {"config_file": config, "overrides": overrides or [], **wanted.given(), "verify": verify}
-    plans = partial(plans_of, experiment, where, verify=verify, sweep_steps=at)
-    return launch("luffy.flows.evaluate_checkpoint:evaluate_checkpoint", parameters, where, plans, debug=debug)
+    opened = partial(open_experiment, experiment, where, verify=verify, sweep_steps=at)
+    flow = "luffy.flows.evaluate_checkpoint:evaluate_checkpoint"
+    return launch(flow, parameters, where, lambda: opened().plan(), debug=debug)
 
 
 def _request_field(text: str) -> tuple[str, JsonValue]:

@@ -13,11 +13,12 @@ from luffy.cli.options import (
     Verify,
     WorkspaceFolder,
 )
-from luffy.cli.planning import check, plans_of, show_plan, show_sweep_plan
+from luffy.cli.planning import check, show_plan, show_sweep_plan
 from luffy.config import load_experiment
 from luffy.config.many_runs.sweep_runs import kind_of_file, load_sweep
 from luffy.errors import EXIT_OK
 from luffy.flows.launch import launch
+from luffy.pipeline.experiment import open_experiment
 from luffy.pipeline.graph import build_graph, select_nodes
 from luffy.pipeline.workspace import find_workspace
 
@@ -59,8 +60,9 @@ def run(
     check([experiment], where, nodes=[node for node in nodes if node.name in chosen] or None)
     parameters = {"config_file": config, "overrides": overrides or [], "verify": verify}
     parameters |= {"only": only, "force": force, "adopt": adopt}
-    plans = partial(plans_of, experiment, where, verify=verify)
-    return launch("luffy.flows.full_pipeline:full_pipeline", parameters, where, plans, debug=debug)
+    opened = partial(open_experiment, experiment, where, verify=verify)
+    flow = "luffy.flows.full_pipeline:full_pipeline"
+    return launch(flow, parameters, where, lambda: opened().plan(), debug=debug)
 
 
 def plan(

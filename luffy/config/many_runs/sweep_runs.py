@@ -5,9 +5,9 @@ Runs that are equal in several cells are made once. With grids, every arm is tun
 seeds and on problems that are not reported.
 
 All arms have equal data, base policy, evaluation, grading and size of an RL step, and one budget: optimizer steps after
-the base policy (of SFT and RL together), responses sampled in training, or tokens sampled and learned from. The SFT
-steps between RL steps (`objective.interleaved_sft`) are unknown in advance: they count as optimizer steps, and the page
-reports by how many an arm missed the budget. Tokens, seconds and memory are reported as costs.
+the base policy, of SFT and RL together. The SFT steps between RL steps (`objective.interleaved_sft`) are unknown in
+advance: they count as optimizer steps, and the page reports by how many an arm missed the budget. Tokens, seconds and
+memory are reported as costs.
 
 Not to be confused with the stage `sweep`, which evaluates the checkpoints of one RL run.
 """
