@@ -290,7 +290,8 @@ class Group:
     def is_learnable(self) -> bool:
         """Whether the step may train on the group. Where every rollout failed, nothing is known of the prompt, and the
         remaining rows have nothing to be compared with."""
-        return bool(self.trajectories) and not (self.failed_rollouts and not self.rollouts)
+        failed = [row for row in self.failed_rollouts if row.start is None]
+        return bool(self.trajectories) and not (failed and not self.rollouts)
 
     @property
     def hinted(self) -> Sequence[Trajectory]:

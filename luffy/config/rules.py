@@ -364,6 +364,11 @@ def _of_rl(config: "ExperimentConfig", objective: ObjectiveConfig, rl: RLConfig)
                     f"objective.group.starts.{name} samples again, after the rollouts of a group, beyond the tokens "
                     "that rl.partial_rollout_tokens gives an RL step; remove one of the two"
                 )
+            elif start.is_in_prompt and start.learn == "bare":
+                yield (
+                    f"objective.group.starts.{name}: with rl.partial_rollout_tokens a row goes on under the prompt that "
+                    "it is learned under; set learn: shown, or remove one of the two"
+                )
     if rl.correction is not None and not any(term.lacks_correction for term in objective.terms):
         yield "rl.correction has no effect: no term on rollouts needs it; remove it"
     if isinstance(rl.sampling, PoolSampling) and isinstance(config.data.train, MixtureSource):

@@ -47,7 +47,8 @@ class TracePrefix(StrictModel):
 
 class TraceHint(StrictModel):
     """The first steps of a trace in the prompt. Steps are the lines of its reasoning, or its words where it has one
-    line. A hint never has the last step, so a trace of one step gives none; below a dose of 0 the prompt is bare."""
+    line. A hint never has the last step, so a trace of one step gives none. Shares are rounded down to whole steps: at least
+    one where the dose is fixed, perhaps none where it is random or a controller's, and the prompt is then bare."""
 
     kind: Literal["hint"]
     template: str = "{prompt}\n\nHint: {hint}"
@@ -275,7 +276,7 @@ class PromptFrontier(Written):
 
 class BatchRatio(Written):
     """G2RPO-A (arXiv 2508.13023): one share for all prompts, which falls as the accuracy of a step rises above that of
-    the two steps before, and rises as it falls."""
+    the two steps before, and rises as it falls. The accuracy is that of all rows, also of prompts without a trace."""
 
     kind: Literal["batch_ratio"]
     first: PositiveShare = 1.0
@@ -415,8 +416,8 @@ class StartConfig(StrictModel):
     def largest_dose(self) -> float:
         """The largest share of a trace that it shows."""
         match self.dose:
-            case UniformDose(high=high):
-                return bounds(high)[1]
+            case UniformDose(low=low, high=high):
+                return max(bounds(low)[1], bounds(high)[1])
             case EvenDose(high=high):
                 return high
             case DifficultyDose(high=high, noise=noise):
@@ -424,6 +425,17 @@ class StartConfig(StrictModel):
             case LevelsDose(shares=shares) | PromptLevels(shares=shares):
                 return shares[-1]
         return bounds(self.dose)[1] if isinstance(self.dose, Schedule) else 1.0
+
+    @property
+    def learns(self) -> bool:
+        """Whether the dose depends on how rows that were given it did."""
+        return isinstance(self.dose, PromptMemory | BatchMemory | FitDose)
+
+    @property
+    def may_show_nothing(self) -> bool:
+        """Whether a hint of less than one step is none."""
+        is_random = isinstance(self.dose, UniformDose | BinomialDose | DifficultyDose)
+        return is_random or (self.learns and not isinstance(self.dose, PromptLevels))
 
     def num_rows(self, size: int) -> int:
         """Rows of a group of `size` in one round of the start."""
@@ -482,7 +494,8 @@ class StartConfig(StrictModel):
         waits = isinstance(self.dose, LadderDose | DifficultyDose)
         if waits and (self.is_fallback or self.rows == "all"):
             assert self.dose is not None
-            yield f"dose.kind: {self.dose.kind} looks at rollouts of the group; give a number of rows, without when"
+            yield f"dose.kind: {self.dose.kind} looks at rollouts of the group; give a number of rows, without "
+                "when.accuracy_at_most"
         if isinstance(self.dose, FitDose) and self.is_fallback:
             yield "dose.kind: fit has rounds of its own; remove when.accuracy_at_most"
         if not self.is_fallback and isinstance(self.show, Critique):
@@ -510,6 +523,9 @@ def complaints_about_starts(starts: Mapping[str, StartConfig], size: int) -> Ite
     takes_all = [name for name, start in first.items() if start.rows == "all"]
     if len(takes_all) > 1:
         yield f"starts {' and '.join(takes_all)} both take all rows; give numbers"
+    chooses = [name for name, start in starts.items() if getattr(start.show, "choose", "in_turn") != "in_turn"]
+    if chooses and len(starts) > 1:
+        yield f"starts.{chooses[0]}.show.choose compares all off-policy rows of a group; remove the other starts"
     numbers = {name: start.rows for name, start in first.items() if start.rows != "all"}
     counted = sum(number for number in numbers.values() if isinstance(number, int))
     whole = any(isinstance(start.show, WholeTrace) for start in first.values())
@@ -520,13 +536,19 @@ def complaints_about_starts(starts: Mapping[str, StartConfig], size: int) -> Ite
     for name, start in first.items():
         if start.when is not None and start.when.pass_rate_at_most is not None and (takes_all or counted >= size):
             yield f"starts.{name}.when.pass_rate_at_most depends on rollouts, and the group has none; lower rows"
+        if isinstance(start.dose, FitDose) and start.rows == "all" and len(first) > 1:
+            yield f"starts.{name}: dose.kind: fit needs to know how many rows a round has; give rows a number"
         if isinstance(start.dose, FitDose) and start.num_rows(size) % start.dose.rounds:
             yield f"starts.{name}: rows, {start.num_rows(size)}, must be a multiple of dose.rounds, {start.dose.rounds}"
+    always = [name for name, start in first.items() if start.when is None and start.rows == "all"]
     for name, start in fallbacks.items():
-        yield from _about_fallback(name, start, size)
+        if always or counted >= size:
+            yield f"starts.{name}.when.accuracy_at_most depends on rollouts, and the group has none; lower rows"
+        yield from _about_fallback(name, start, size - counted)
 
 
 def _about_fallback(name: str, start: StartConfig, size: int) -> Iterator[str]:
+    """What is wrong with a fallback of groups with `size` rollouts."""
     assert start.when is not None and start.when.accuracy_at_most is not None
     rows, bound = start.num_rows(size), start.when.accuracy_at_most
     if isinstance(start.dose, SearchDose):

@@ -66,6 +66,8 @@ class Ask:
     """Rounds of the start in this group before this one."""
     so_far: float | None = None
     """Share of correct rows among those of the group that were sampled before; None: there are none."""
+    bare: float | None = None
+    """The same of those without a start."""
     tried: tuple[Try, ...] = ()
     """Earlier rounds of the start in this group."""
 
@@ -89,12 +91,13 @@ def dose_of(dose: Dose, ask: Ask) -> float | None:
             rung = rungs[ask.round]
             return rung.share if ask.so_far is not None and ask.so_far < rung.below else 0.0
         case DifficultyDose(low=low, high=high, noise=noise):
-            failing = 0.0 if ask.so_far is None else 1 - ask.so_far
+            failing = 0.0 if ask.bare is None else 1 - ask.bare
             return _share(low + (high - low) * failing + noise * (2 * ask.random(0) - 1))
         case SearchDose():
             return _searched(dose, ask)
         case FitDose():
-            return dose.first if not ask.tried else fitted_dose([(each.dose, each.success) for each in ask.tried], dose)
+            tried = [(each.dose, each.success) for each in ask.tried if each.rows]
+            return fitted_dose(tried, dose) if tried else dose.first
         case PromptLevels(shares=shares):
             return shares[ask.known.get("level", 1) - 1]
         case PromptBisection():
@@ -123,11 +126,12 @@ def distance(dose: SearchDose, tried: Try) -> float:
 
 def _searched(dose: SearchDose, ask: Ask) -> float | None:
     """The next try of a binary search over pieces of the trace, `ask.length` of them: more where a try was below the
-    bounds, fewer where it was above. It ends with the first try within them, or when no number is left."""
+    bounds, fewer where it was above. It ends with the first try within them, when no number is left, or where all rows of
+    a try have failed, so that nothing is known."""
     too_few, too_many = 0, ask.length
     for tried in ask.tried:
         pieces = round(tried.dose * ask.length)
-        if not distance(dose, tried):
+        if not distance(dose, tried) or not tried.rows:
             return None
         too_few, too_many = (pieces, too_many) if tried.success < dose.at_least else (too_few, pieces)
     return None if too_many - too_few < 2 else (too_few + too_many) // 2 / ask.length
@@ -241,8 +245,8 @@ def next_level(config: PromptLevels, known: Mapping[str, Any], dose: float, succ
 def next_interval(config: PromptBisection, known: Mapping[str, Any], dose: float, success: float) -> Known:
     """The interval after a group (AdaBack, arXiv 2506.18110).
 
-    Where a failed dose lies above the interval, as can be where groups of a prompt overtake one another, its upper end
-    goes back to 1.
+    Where a failed dose lies above the interval, as can be where groups of a prompt overtake one another or stand in one
+    step, its upper end goes back to 1.
     """
     _, high = known.get("interval", (0.0, 1.0))
     if success >= config.success:

@@ -134,8 +134,9 @@ class GroupCollector:
         visit, begun = draft.visit, draft.visit.task.begun
         if begun is not None:
             rows = [row for row in begun.trajectories if row.finish_reason is FinishReason.INTERRUPTED]
+            seed = partial(derive_seed, self.seed, "continued", visit.step, visit.task.uid)
             return [
-                Row(row.prompt_ids, derive_seed(self.seed, "continued", visit.step, visit.task.uid, place), begun=row)
+                Row(row.prompt_ids, seed(place), begun=row, start=row.start)
                 for place, row in enumerate(rows, start=visit.repeat * self.group.size)
             ]
         first = visit.repeat * self.group.size
@@ -203,6 +204,7 @@ class GroupCollector:
 
     def _ask(self, draft: _Draft, start: GroupStart, index: int, length: int) -> Ask:
         visit, rows = draft.visit, draft.rows
+        bare = [row for row in rows if row.start is None]
         return Ask(
             step=visit.step,
             total_steps=self.total_steps,
@@ -213,13 +215,17 @@ class GroupCollector:
             known=visit.task.known.get(start.name, {}),
             round=draft.rounds[start.name],
             so_far=sum(row.is_correct for row in rows) / len(rows) if rows else None,
+            bare=sum(row.is_correct for row in bare) / len(bare) if bare else None,
             tried=tuple(draft.tried.get(start.name, ())),
         )
 
     def _enter(self, draft: _Draft, plan: Sequence[Row], found: Sequence[Trajectory]) -> None:
         """Put the sampled rows of a launch into their group; those whose environment failed, apart."""
-        rows = [row for row in found if not row.has_failed]
         draft.failed += [row for row in found if row.has_failed]
+        if draft.visit.task.begun is not None:
+            draft.rows += found
+            return
+        rows = [row for row in found if not row.has_failed]
         doses = {row.start.name: row.start.dose for row in reversed(plan) if row.start is not None}
         for start in self.starts:
             if start.name in doses:
@@ -233,14 +239,14 @@ class GroupCollector:
         for start in self.starts:
             if start.config.is_fallback and start.name in draft.tried:
                 group = start.changed(group, draft.tried[start.name])
-        return replace(group, failed=tuple(draft.failed))
+        return replace(group, failed=(*group.failed, *draft.failed))
 
 
 def _continued(group: Group, rows: Sequence[Trajectory]) -> Group:
-    """The open group with `rows` in place of its interrupted ones."""
+    """The open group with `rows` in place of its interrupted ones, without those that failed."""
     each = iter(rows)
     trajectories = [next(each) if row.finish_reason is FinishReason.INTERRUPTED else row for row in group.trajectories]
-    return replace(group, trajectories=tuple(trajectories))
+    return replace(group, trajectories=tuple(row for row in trajectories if not row.has_failed))
 
 
 def _replayed(task: RolloutTask) -> tuple[Trajectory, ...]:

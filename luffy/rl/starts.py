@@ -64,7 +64,7 @@ class GroupStart:
     size: int
     """Rows of a group."""
     salt: tuple[str, ...] = ()
-    """Tells the random numbers of a second start of a kind from those of the first."""
+    """Tells the random numbers of a second start from those of the first."""
     longest: int = 0
     """Most tokens of a critique's prompt; rows with longer ones are not sampled."""
 
@@ -109,7 +109,9 @@ class GroupStart:
                 ]
                 available = [Slot(trace, ends) for trace, ends in cut if ends]
             case _:
-                available = [Slot(trace) for trace in task.demonstrations]
+                # Controllers would learn from rows that were given nothing.
+                least = 2 if self.config.learns else 1
+                available = [Slot(trace) for trace in task.demonstrations if len(trace.token_ids) >= least]
         if not available:
             return []
         if isinstance(self.config.dose, SearchDose):
@@ -144,7 +146,7 @@ class GroupStart:
             return None
         given = replace(bare, start=Start(self.name, share))
         if isinstance(self.config.show, TraceHint):
-            text = hint_text(trace.reply, share)
+            text = hint_text(trace.reply, share, least=0 if self.config.may_show_nothing else 1)
             return under(given, self._hinted(visit.task, text)) if text else given
         units = min(math.floor(round(share * length, 6)), length - 1)  # 0.29 x 100 is 29, not 28.999999999999996
         wanted = units if slot.ends is None else slot.ends[units - 1] if units else 0
@@ -287,12 +289,10 @@ def open_starts(
     configs: Mapping[str, StartConfig], texts: Texts, seed: int, total_steps: int, size: int
 ) -> list[GroupStart]:
     """The starts of a group of `size` rows, in order."""
-    starts, kinds = list[GroupStart](), set[str]()
-    for name, config in configs.items():
-        salt = (name,) if config.show.kind in kinds else ()
-        kinds.add(config.show.kind)
-        starts.append(GroupStart(name, config, texts, seed, total_steps, size, salt))
-    return starts
+    return [
+        GroupStart(name, config, texts, seed, total_steps, size, (name,) if place else ())
+        for place, (name, config) in enumerate(configs.items())
+    ]
 
 
 _FEWEST_LEFT = 2
@@ -323,11 +323,11 @@ def steps_of(trace: str) -> tuple[list[str], str]:
     return (lines, "\n") if len(lines) > 1 else (reasoning.split(), " ")
 
 
-def hint_text(trace: str, share: float) -> str:
-    """The first steps of a trace: `share` of them, rounded down, at least one and never the last; empty where the trace
-    has a single step, or the share is 0."""
+def hint_text(trace: str, share: float, least: int = 1) -> str:
+    """The first steps of a trace: `share` of them, rounded down, at least `least` and never the last; empty where the
+    trace has a single step, or the share is 0."""
     steps, joint = steps_of(trace)
-    count = min(max(int(round(share * len(steps), 6)), 1), len(steps) - 1)
+    count = min(max(int(round(share * len(steps), 6)), least), len(steps) - 1)
     return joint.join(steps[:count]) if count > 0 and share > 0 else ""
 
 
@@ -350,7 +350,7 @@ def _with_second_round(group: Group, found: Sequence[Trajectory], keep: str) -> 
         staying, leaving = (right or list(found))[:1], list(group.rollouts[:1])
     else:
         staying = {"all": list(found), "first_correct": right[:1], "all_correct": right[: len(wrong)]}[keep]
-        assert len(staying) <= len(wrong), "checked by the configuration"
+        staying = staying[: len(wrong)]  # a rollout may have failed
         leaving = wrong[: len(staying)]
     rows, unused = _without(group.trajectories, leaving), _without(found, staying)
     return replace(group, trajectories=(*rows, *staying), replaced=(*group.replaced, *leaving, *unused))

@@ -94,21 +94,9 @@ def open_components(settings: RLSettings, context: StageContext, stack: ExitStac
     prompt = max(shown, *(len(task.prompt_ids) for task in tasks))
     longest = max(prompt + rl.max_response_tokens, longest_held_out)
     teaching = Teaching(rl.teachers, tasks) if rl.teachers else None
-    teachers = {}
-    for index, (name, teacher) in enumerate(rl.teachers.items()):
-        assert teaching is not None
-        if isinstance(teacher, ServedTeacher):
-            servers, where = context.execution.rl_teachers[name], f"execution.rl_teachers.{name}"
-            served = connect_teacher(teacher, servers, where, tasks, tokenizer, longest)
-            teaching.helped_by(index, stack.enter_context(closing(served)))
-        elif isinstance(teacher, SelfTeacher):
-            own = teaching.prompts_of(index, read_prompts(prompts_file(settings, data)))
-            prompts = TeacherPrompts(tokenizer, own, teacher, reply, context_length(read_shape(model)), name)
-            teaching.helped_by(index, prompts)
-            teachers[name] = TeacherSpec(model, max(prompts.longest + rl.max_response_tokens, longest))
-        else:
-            folder = _teacher_folder(teacher, f"rl.teachers.{name}.path", tokenizer)
-            teachers[name] = TeacherSpec(folder, longest)
+    teachers = (
+        {} if teaching is None else _open_teachers(teaching, settings, context, tasks, tokenizer, reply, longest, stack)
+    )
     spec = TrainerSpec(settings, context.execution, model, context.out, longest, tokenizer.pad_token_id, teachers)
     cluster = stack.enter_context(open_cluster(spec))
     cache = context.out / JUDGE_CACHE
@@ -151,6 +139,36 @@ def open_components(settings: RLSettings, context: StageContext, stack: ExitStac
     schedule = None if validation is None else validation.schedule
     held_out = HeldOut(cluster.trainer.export, context.out, rl.steps, schedule, measure_weights)
     return RLComponents(steps, cluster.trainer, held_out, read)
+
+
+def _open_teachers(
+    teaching: Teaching,
+    settings: RLSettings,
+    context: StageContext,
+    tasks: Sequence[RolloutTask],
+    tokenizer: PreTrainedTokenizerBase,
+    reply: Callable[[Sequence[int]], str],
+    longest: int,
+    stack: ExitStack,
+) -> dict[str, TeacherSpec]:
+    """What the ranks load of each teacher, by name; those that are served are connected, and those that see another
+    prompt get their prompts."""
+    rl, data, model = settings.rl, context.inputs["data"], context.inputs["model"] / "model"
+    specs = {}
+    for index, (name, teacher) in enumerate(rl.teachers.items()):
+        if isinstance(teacher, ServedTeacher):
+            servers, where = context.execution.rl_teachers[name], f"execution.rl_teachers.{name}"
+            served = connect_teacher(teacher, servers, where, tasks, tokenizer, longest)
+            teaching.helped_by(index, stack.enter_context(closing(served)))
+        elif isinstance(teacher, SelfTeacher):
+            own = teaching.prompts_of(index, read_prompts(prompts_file(settings, data)))
+            prompts = TeacherPrompts(tokenizer, own, teacher, reply, context_length(read_shape(model)), name)
+            teaching.helped_by(index, prompts)
+            specs[name] = TeacherSpec(model, max(prompts.longest + rl.max_response_tokens, longest))
+        else:
+            folder = _teacher_folder(teacher, f"rl.teachers.{name}.path", tokenizer)
+            specs[name] = TeacherSpec(folder, longest)
+    return specs
 
 
 def _teacher_folder(teacher: ModelTeacher, where: str, tokenizer: PreTrainedTokenizerBase) -> Path:

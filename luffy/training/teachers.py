@@ -32,8 +32,9 @@ class ServedScores:
 
     def teach(self, batch: TrainBatch, rows: Sequence[Trajectory]) -> TrainBatch:
         logp_BT = torch.zeros(batch.input_ids_BT.shape)
+        is_scored_BT = batch.response_mask_BT & torch.tensor([[bool(row.teacher_logprobs)] for row in rows])
         # The mask selects the learnable tokens row by row, as the scores are.
-        logp_BT[batch.response_mask_BT] = torch.tensor([logp for row in rows for logp in row.teacher_logprobs])
+        logp_BT[is_scored_BT] = torch.tensor([logp for row in rows for logp in row.teacher_logprobs])
         return replace(batch, logp_teacher_BT=logp_BT)
 
     def forward_flops(self, rows: Sequence[Trajectory]) -> float:
