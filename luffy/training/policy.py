@@ -277,8 +277,10 @@ class FrozenPolicy:
         model.head.is_compiled = bool(self._execution.compile)
         self._kept: dict[Tensor, Tensor] = {}
         """The weights in CPU memory of a model that takes turns."""
-        if takes_turns and device().type == "cuda" and not is_sharded(causal_lm):
-            self._kept = {weight: weight.data.cpu().pin_memory() for weight in (*model.parameters(), *model.buffers())}
+        if takes_turns and not is_sharded(causal_lm):
+            kept = {weight: weight.data.cpu() for weight in (*model.parameters(), *model.buffers())}
+            is_cuda = device().type == "cuda"
+            self._kept = {weight: data.pin_memory() for weight, data in kept.items()} if is_cuda else kept
             self._leave()
 
     @property

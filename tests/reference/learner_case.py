@@ -83,11 +83,12 @@ def make_learner(preset: str, passes: int = 1, **settings: object) -> Learner:
         return FrozenPolicy(loaded_model(where, seed), where, 1.0)
 
     reference = frozen(1) if config.needs_reference else None
-    top_k = config.divergence.top_k if config.divergence else None
-    teacher = DistillationTeacher(frozen(2), None, 0, top_k) if config.needs_teacher else None
     rl = RL.model_copy(update={"passes": passes})
-    policy = Policy(loaded_model(where), RL.optimizer, where, "float32")
-    teachers = Teachers([teacher], policy, config.divergence) if teacher is not None else None
+    policy, teachers = Policy(loaded_model(where), RL.optimizer, where, "float32"), None
+    if config.needs_teacher:
+        top_k = config.divergence.top_k if config.divergence else None
+        teacher = DistillationTeacher(frozen(2), None, 0, top_k, config.needs_teacher_entropy)
+        teachers = Teachers([teacher], policy, config.divergence)
     return Learner(policy, config, rl, pad_id=0, reference=reference, teachers=teachers)
 
 

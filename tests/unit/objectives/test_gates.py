@@ -1,6 +1,7 @@
 """Gates and denominators against a count by hand: who is let through, and by what a term divides."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,8 +18,10 @@ from luffy.config.terms import (
     ShapedSurrogateLoss,
     SurrogateLoss,
     TermConfig,
+    WeighConfig,
 )
 from luffy.objectives.objective import objective_loss, token_weights
+from luffy.training.batching import take_rows
 
 ROOT = Path(__file__).resolve().parents[3]
 MAX_RESPONSE_TOKENS = 10
@@ -163,3 +166,24 @@ def test_denominators_are_summed_over_ranks(mode: str) -> None:
     objective, batch = objective_of(term(SURROGATE, mode=mode)), row_batch(ROWS)
     two_ranks = token_weights(objective, batch, lambda tensor: tensor * 2)
     torch.testing.assert_close(two_ranks, token_weights(objective, batch, alone) / 2)
+
+
+def test_weights_by_the_teachers_entropy_have_mean_one_over_the_tokens_of_all_ranks() -> None:
+    """Five tokens have a teacher; the first rank has three of them, the second two and a row without one."""
+    config = term(SURROGATE, gate=GateConfig(taught=True), weigh=WeighConfig(teacher_entropy=2.0))
+    batch = row_batch([Row(3, teacher=0), Row(4), Row(2, teacher=0)])
+    entropy_BT = torch.arange(batch.input_ids_BT.numel()).view(batch.input_ids_BT.shape) / 10
+    batch = replace(batch, entropy_teacher_BT=entropy_BT)
+    own_BT = batch.response_mask_BT & (batch.taught_by_BT == 0)
+    unscaled_BT = (-2 * entropy_BT.double()).exp() * own_BT
+    expected_BT = unscaled_BT / unscaled_BT.sum()
+    torch.testing.assert_close(token_weights(objective_of(config), batch, alone)[0], expected_BT)
+
+    parts, local = ([0], [1, 2]), ([], [])
+    for rows, noted in zip(parts, local, strict=True):  # what each rank asks the sum of
+        token_weights(objective_of(config), take_rows(batch, rows), lambda own, noted=noted: noted.append(own) or own)
+    sums = [one + other for one, other in zip(*local, strict=True)]
+    for rows in parts:
+        calls = iter(sums)
+        found_BT = token_weights(objective_of(config), take_rows(batch, rows), lambda _, calls=calls: next(calls))[0]
+        torch.testing.assert_close(found_BT, expected_BT[rows][:, : found_BT.shape[1]])

@@ -387,6 +387,10 @@ PER_TOKEN = 2 * 28 * 4 * 128 * 2 / GIB
 """GiB of keys and values of a token in bfloat16."""
 ADAPTED = "model.lora={rank: 32, alpha: 64}"
 TEACHER = "rl.teachers={teacher: {kind: model, path: Qwen/Qwen2.5-1.5B, dtype: float32}}"
+TWO_TEACHERS = (
+    "rl.teachers={half: {kind: model, path: Qwen/Qwen2.5-1.5B, dtype: bfloat16, rows: {outcome: wrong}}, "
+    "whole: {kind: model, path: Qwen/Qwen2.5-1.5B, dtype: float32}}"
+)
 TERM = "{{name: {0}, select: on_policy, loss: {1}, normaliser: {{mode: token, population: own}}}}"
 DISTILLED = TERM.format("distillation", "{kind: distillation}")
 KL = f"objective.terms=[{DISTILLED}, {TERM.format('kl', '{kind: kl, estimator: k3}')}]"
@@ -408,6 +412,8 @@ def experiment(*overrides: str) -> ExperimentConfig:
         ((REFERENCE,), {"frozen reference": 2 * P}),
         ((REFERENCE, ADAPTED), {"frozen reference": 0}),  # it is the policy without the adapter
         (("method=opd", TEACHER), {"frozen teacher": 4 * 1_543_714_304, "frozen reference": 0}),
+        (("method=opd", TWO_TEACHERS), {"frozen teacher": 4 * 1_543_714_304}),  # they take turns
+        (("method=opd", TWO_TEACHERS, SHARDED), {"frozen teacher": (4 + 2) * (1_543_714_304 / 8 + LIVE)}),
         (("method=opsd",), {"frozen teacher": 0, "frozen reference": 2 * P}),  # a copy that teaches
         (("method=opsd", ADAPTED), {"frozen teacher": 0, "frozen reference": 0}),
         (("method=opsd", KL), {"frozen reference": 2 * P, "moving reference": 0}),

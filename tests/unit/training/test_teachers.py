@@ -51,10 +51,10 @@ def _teacher(
 
 
 def _taught(over: str, top_k: int, rows: Sequence[Trajectory], **settings: object) -> TrainBatch:
-    policy = Policy(tiny_model(), OPTIMIZER, execution(**settings), "float32")
+    student = Policy(tiny_model(), OPTIMIZER, execution(**settings), "float32")
     teacher = _teacher(1, over, entropy=True, top_k=top_k, **settings)
     batch = collate(rows, torch.zeros(len(rows)), pad_id=0)
-    return Teachers([teacher], policy, _divergence(over, top_k)).teach(batch, rows)
+    return Teachers([teacher], student, _divergence(over, top_k)).teach(batch, rows)
 
 
 @pytest.mark.parametrize("settings", SPLITS, ids=str)
@@ -84,11 +84,11 @@ def test_the_tokens_that_are_compared_and_the_entropy_equal_float64(over: str, t
 @pytest.mark.parametrize("settings", SPLITS, ids=str)
 @pytest.mark.parametrize("over", ["teacher", "policy", "both", None])
 def test_each_row_has_the_scores_of_its_own_teacher(over: str | None, settings: dict) -> None:
-    rows, policy = _rows(), Policy(tiny_model(), OPTIMIZER, execution(**settings), "float32")
+    rows, student = _rows(), Policy(tiny_model(), OPTIMIZER, execution(**settings), "float32")
     batch = collate(rows, torch.zeros(len(rows)), pad_id=0)
     scorers = [_teacher(seed, over, **settings) for seed in (1, 2)]
     divergence = None if over is None else _divergence(over)
-    found = Teachers(scorers, policy, divergence).teach(batch, rows)
+    found = Teachers(scorers, student, divergence).teach(batch, rows)
     for index, seed in enumerate((1, 2)):
         own = [row.taught_by == index for row in rows]
         mask_BT = batch.response_mask_BT & torch.tensor(own).unsqueeze(-1)
@@ -101,17 +101,29 @@ def test_each_row_has_the_scores_of_its_own_teacher(over: str | None, settings: 
             torch.testing.assert_close(logq_NC, logq_NV.gather(-1, chosen_NC), rtol=0, atol=1e-5)
     untaught_BT = torch.tensor([row.taught_by < 0 for row in rows]).unsqueeze(-1).expand_as(batch.response_mask_BT)
     assert not found.logp_teacher_BT[untaught_BT].any()
-    alone = Teachers(scorers, policy, divergence).teach(collate(rows[:2], torch.zeros(2), pad_id=0), rows[:2])
+    alone = Teachers(scorers, student, divergence).teach(collate(rows[:2], torch.zeros(2), pad_id=0), rows[:2])
     torch.testing.assert_close(alone.logp_teacher_BT, found.logp_teacher_BT[:2, : alone.logp_teacher_BT.shape[1]])
 
 
 def test_a_served_teacher_beside_a_model() -> None:
-    rows, policy = _rows(), Policy(tiny_model(), OPTIMIZER, execution(), "float32")
+    rows, student = _rows(), Policy(tiny_model(), OPTIMIZER, execution(), "float32")
     scored = [replace(row, teacher_logprobs=(-0.5,) * row.num_learnable) if row.taught_by == 0 else row for row in rows]
     batch = collate(scored, torch.zeros(len(rows)), pad_id=0)
-    found = Teachers([ServedScores(), _teacher(2, None)], policy).teach(batch, scored)
+    found = Teachers([ServedScores(), _teacher(2, None)], student).teach(batch, scored)
     mask_BT = batch.response_mask_BT & torch.tensor([row.taught_by == 0 for row in rows]).unsqueeze(-1)
     assert (found.logp_teacher_BT[mask_BT] == -0.5).all()
+
+
+def test_a_model_that_takes_turns_scores_as_one_that_stays() -> None:
+    """Here both have the same memory: what moves weights to a GPU and back leaves them as they are."""
+    rows = _rows()
+    batch, plain = collate(rows, torch.zeros(len(rows)), pad_id=0), FrozenPolicy(tiny_model(1), execution(), 1.0)
+    frozen = FrozenPolicy(tiny_model(1), execution(), 1.0, takes_turns=True)
+    weights = {name: weight.data_ptr() for name, weight in frozen.causal_lm.named_parameters()}
+    for _ in range(2):
+        with frozen.on_device():
+            assert torch.equal(frozen.logprobs(batch), plain.logprobs(batch))
+    assert {name: weight.data_ptr() for name, weight in frozen.causal_lm.named_parameters()} == weights
 
 
 @pytest.mark.parametrize("over", ["policy", "both"])
@@ -122,8 +134,8 @@ def test_a_policy_learns_over_its_own_tokens(over: str) -> None:
     objective = objective_of("gkd")
     assert objective is not None
     terms = tuple(term.model_copy(update={"loss": loss}) for term in objective.terms)
-    policy = Policy(tiny_model(), OPTIMIZER, execution(micro_batch_tokens=40), "float32")
-    found = policy.accumulate(batch, objective_at(terms, 1, 1, 8))["actor/loss"]
+    student = Policy(tiny_model(), OPTIMIZER, execution(micro_batch_tokens=40), "float32")
+    found = student.accumulate(batch, objective_at(terms, 1, 1, 8))["actor/loss"]
     mask_BT = batch.response_mask_BT
     chosen_NC = batch.choice_BTC[mask_BT].long()
 
