@@ -33,7 +33,8 @@ class RayCluster:
         self._config = spec.execution.ray
         self._stack = ExitStack()
         self._supervisor = Supervisor()
-        self._published = 0
+        # Engines and trainer start with the same weights, but engines with adapters without one.
+        self._published = 0 if spec.execution.vllm.separate(spec.settings.lora) is None else -1
         self._sending_s = 0.0
         colocated = self._config.placement == "colocated"
         self._way: WeightTransfer = self._config.weight_transfer or ("ipc" if colocated else "object_store")
@@ -98,7 +99,7 @@ class RayCluster:
     def publish(self, version: int) -> None:
         """Send the trainer's weights to every engine; running rollouts continue after the update."""
         if version == self._published and not self.in_turn.engine_sleeps:
-            return  # engines and trainer start with the same weights
+            return
         self._published = version
         with self.in_turn.waking():
             began = time.perf_counter()

@@ -23,6 +23,10 @@ LOWEST_VLLM_TEMPERATURE = 0.01
 """vLLM samples at this temperature when a request has a lower one that is not 0."""
 VLLM_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """Ranks that vLLM's LoRA layers can have."""
+NO_FLOAT32_ADAPTER = "execution.vllm.adapter: separate needs model.dtype: bfloat16 on a GPU; set it to merged"
+"""The line where vLLM's kernels on GPUs, which are for 16 bits, would end with an AssertionError."""
+CUBLAS_WORKSPACE = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
+"""The variable with which cuBLAS gives the same bits again, and which it reads at its first operation."""
 WeightTransfer = Literal["object_store", "ipc"]
 
 
@@ -66,7 +70,13 @@ class VLLMConfig(StrictModel):
     so little that compiling would take longer than it saves. Always so without a GPU."""
     adapter: Literal["separate", "merged"] = "separate"
     """How the adapter of `model.lora` reaches engines in training. `separate`: its factors alone, which vLLM applies
-    beside the weights. `merged`: the whole model, with the product added to its weights and rounded to their type."""
+    beside the weights; on a GPU, with `model.dtype: bfloat16`. `merged`: the whole model, with the product added to its
+    weights and rounded to their type."""
+
+    batch_invariant: bool = False
+    """Kernels whose results do not depend on what else is in the batch (`VLLM_BATCH_INVARIANT`), and which are slower.
+    For GPUs alone, from compute capability 8.0 on. With `rl.engine: vllm` they also take the place of the trainer's
+    matrix products, which are in the same process. Never run on a GPU."""
 
     def separate(self, lora: LoRAConfig | None) -> LoRAConfig | None:
         """The adapter whose factors alone engines get; None: they get every weight."""
@@ -181,6 +191,10 @@ class ExecutionConfig(StrictModel):
     GPUs each has one, and there are no more than GPUs. It can change only the last bits of floats."""
     num_threads: PositiveInt | None = None
     """CPU threads of a rank, or of another stage; None: torch's default. It can change only the last bits of floats."""
+    deterministic: bool = False
+    """Processes that train take deterministic kernels alone (`torch.use_deterministic_algorithms`, and cuBLAS with
+    `CUBLAS_WORKSPACE_CONFIG`), and end with an error at an operation that has none. On CPUs a step gives the same bits
+    without it. Never run on a GPU."""
     cpu_instructions: Literal["native", "avx2"] = "native"
     """Instructions of torch's CPU kernels. `native` are the fastest, and round differently from one kind of CPU to
     another; `avx2` rounds alike on every Intel CPU that has AVX2, with the embedded engine and `cluster: local`."""

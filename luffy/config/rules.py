@@ -366,8 +366,8 @@ def _of_rl(config: "ExperimentConfig", objective: ObjectiveConfig, rl: RLConfig)
                 )
             elif start.is_in_prompt and start.learn == "bare":
                 yield (
-                    f"objective.group.starts.{name}: with rl.partial_rollout_tokens a row goes on under the prompt that "
-                    "it is learned under; set learn: shown, or remove one of the two"
+                    f"objective.group.starts.{name}: with rl.partial_rollout_tokens a row goes on under the prompt "
+                    "that it is learned under; set learn: shown, or remove one of the two"
                 )
     if rl.correction is not None and not any(term.lacks_correction for term in objective.terms):
         yield "rl.correction has no effect: no term on rollouts needs it; remove it"

@@ -47,8 +47,9 @@ class TracePrefix(StrictModel):
 
 class TraceHint(StrictModel):
     """The first steps of a trace in the prompt. Steps are the lines of its reasoning, or its words where it has one
-    line. A hint never has the last step, so a trace of one step gives none. Shares are rounded down to whole steps: at least
-    one where the dose is fixed, perhaps none where it is random or a controller's, and the prompt is then bare."""
+    line. A hint never has the last step, so a trace of one step gives none. Shares are rounded down to whole steps: at
+    least one where the dose is fixed, perhaps none where it is random or a controller's, and the prompt is then
+    bare."""
 
     kind: Literal["hint"]
     template: str = "{prompt}\n\nHint: {hint}"
@@ -494,8 +495,10 @@ class StartConfig(StrictModel):
         waits = isinstance(self.dose, LadderDose | DifficultyDose)
         if waits and (self.is_fallback or self.rows == "all"):
             assert self.dose is not None
-            yield f"dose.kind: {self.dose.kind} looks at rollouts of the group; give a number of rows, without "
+            yield (
+                f"dose.kind: {self.dose.kind} looks at rollouts of the group; give a number of rows, without "
                 "when.accuracy_at_most"
+            )
         if isinstance(self.dose, FitDose) and self.is_fallback:
             yield "dose.kind: fit has rounds of its own; remove when.accuracy_at_most"
         if not self.is_fallback and isinstance(self.show, Critique):

@@ -23,6 +23,7 @@ _FOREIGN = re.compile(
     | (ACCELERATE|FSDP|PARALLELISM_CONFIG)_.*           # accelerate; transformers then loads weights on rank 0 alone
     | SM_FRAMEWORK_.* | SM_HP_MP_PARAMETERS | SMDATAPARALLEL_.*
     | VLLM_DP_.* | VLLM_PORT                            # a service called vllm in Kubernetes has an address there
+    | VLLM_BATCH_INVARIANT                              # set by execution.vllm.batch_invariant alone
     | DS_ACCELERATOR                                    # DeepSpeed follows torch, which follows CUDA_VISIBLE_DEVICES
     | TORCH_ALLOW_TF32_CUBLAS_OVERRIDE                  # float32 with ten bits; NVIDIA's images set it
     | ATEN_CPU_CAPABILITY | MKL_CBWR | (ONEDNN|DNNL)_MAX_CPU_ISA    # set by execution.cpu_instructions alone

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from importlib.metadata import version
 
 from luffy.config import ExperimentConfig
+from luffy.config.execution import NO_FLOAT32_ADAPTER
 from luffy.config.model import ModelConfig
 from luffy.config.settings import cluster_gpus, engine_gpus, has_own_vllm
 from luffy.config.training import ModelTeacher
@@ -83,7 +84,7 @@ def _resources_of_view(config: ExperimentConfig, gpus: tuple[Gpu, ...] | None, n
     if gpus and (build := version("torch")).endswith("+cpu"):
         notes.append(f"torch {build} cannot use this machine's GPUs: stages run on its CPU; install a build for CUDA")
     complaints = complaints_about_variables(os.environ, starts_ray=placement.starts_ray)
-    complaints += [*_too_long(seen, wanted), *_untrainable(placement)]
+    complaints += [*_too_long(seen, wanted), *_untrainable(placement), *_without_gpus(placement)]
     if placement.is_estimated:
         notes += _notes(placement) if seen.cluster == "ray" else []
         complaints += [*_unfit_gpus(placement), *_heads_not_divided(placement), *_too_full(placement)]
@@ -111,8 +112,8 @@ class _Placement:
         self.trains, self.trains_rl = bool({"sft", "rl"} & {*stages}), "rl" in stages
         self.trains_on_ray = config.cluster == "ray" and self.trains
         has_engines = "rl" in stages and config.num_engines > 0
-        has_any = has_engines or ("sft" in stages and has_own_vllm(config, "sft"))
-        beside_engine = config.cluster == "local" and has_any and self.training_gpu_gib is not None
+        self.trains_with_vllm = has_engines or ("sft" in stages and has_own_vllm(config, "sft"))
+        beside_engine = config.cluster == "local" and self.trains_with_vllm and self.training_gpu_gib is not None
         self.trains_on_gpus = self.trains_on_ray or beside_engine
         """Whether training is estimated. `cluster: local` without vLLM is for small models."""
         self.has_rl_engines = self.trains_on_gpus and has_engines
@@ -306,7 +307,17 @@ def _untrainable(placement: _Placement) -> list[str]:
         return []
     architecture = architecture_of(placement.config.model)
     found = [missing_package(), lora.complaint(list(linear_layers(architecture))) if architecture else None]
+    is_beside = placement.trains_with_vllm and placement.config.execution.vllm.adapter == "separate"
+    if is_beside and placement.config.model.dtype == "float32" and placement.training_here_gib:
+        found.append(NO_FLOAT32_ADAPTER)
     return [line for line in found if line is not None]
+
+
+def _without_gpus(placement: _Placement) -> Iterator[str]:
+    """A complaint about vLLM's kernels for GPUs on a machine without any, which the first engine would refuse."""
+    samples = (placement.vllm_users, placement.here_gib), (placement.trains_with_vllm, placement.training_here_gib)
+    if placement.config.execution.vllm.batch_invariant and any(where == [] for stages, where in samples if stages):
+        yield "execution.vllm.batch_invariant: needs GPUs, and this machine has none; set it to false"
 
 
 def _notes(placement: _Placement) -> list[str]:

@@ -126,8 +126,8 @@ def distance(dose: SearchDose, tried: Try) -> float:
 
 def _searched(dose: SearchDose, ask: Ask) -> float | None:
     """The next try of a binary search over pieces of the trace, `ask.length` of them: more where a try was below the
-    bounds, fewer where it was above. It ends with the first try within them, when no number is left, or where all rows of
-    a try have failed, so that nothing is known."""
+    bounds, fewer where it was above. It ends with the first try within them, when no number is left, or where all rows
+    of a try have failed, so that nothing is known."""
     too_few, too_many = 0, ask.length
     for tried in ask.tried:
         pieces = round(tried.dose * ask.length)

@@ -35,7 +35,7 @@ from luffy.rollout.vllm_limits import (
     cpu_cache_bytes,
     read_shape,
 )
-from luffy.rollout.vllm_worker import AdapterUpdate, WeightUpdate
+from luffy.rollout.vllm_worker import AdapterUpdate, WeightUpdate, is_batch_invariant, on_worker
 from luffy.types import FinishReason
 
 if TYPE_CHECKING:
@@ -131,6 +131,7 @@ class VLLMEngine:
     reused only where requests ask for it (`shares_cache_with`).
 
     With an `adapter`, whose factors updates bring, the weights stay those of the folder, also while the engine sleeps.
+    Such an engine generates from its first update on: rows that began without an adapter would go on without one.
 
     One engine per process at a time: vLLM keeps its process groups in module state.
     """
@@ -138,7 +139,7 @@ class VLLMEngine:
     def __init__(
         self,
         llm: "LLMEngine",
-        max_num_seqs: int,
+        config: VLLMConfig,
         weight_version: int,
         wait_timeout_s: float,
         found_default_group: bool,
@@ -150,12 +151,13 @@ class VLLMEngine:
         self._llm = llm
         self._adapter = adapter
         self._applied: LoRARequest | None = None
-        """Names the adapter, once there is one; before, the folder's weights are the policy."""
+        """Names the adapter, once there is one."""
         self._before_sleep: list[float] = []
         """Log-probabilities of the probes, in an engine with an adapter that has slept."""
         self._is_kept = is_kept
         self._sleeps = llm.model_config.enable_sleep_mode
-        self._max_num_seqs = max_num_seqs
+        self._max_num_seqs = config.max_num_seqs
+        self._environment = _environment(config)
         self._lock = FairLock(wait_timeout_s)
         self._numbers = itertools.count()
         self._waiting: deque[_SampledRow] = deque()
@@ -167,7 +169,7 @@ class VLLMEngine:
         self._num_updates = 0
         self.watch: Callable[[int, int], None] | None = None
         """Called after each step that finishes responses, with their number and that of their tokens."""
-        self._set_version(weight_version)
+        self._set_version(weight_version if adapter is None else -1)
 
     @classmethod
     def from_folder(
@@ -201,9 +203,9 @@ class VLLMEngine:
         check_layout(folder, shape, config, max_model_len)
         check_installed()
         if adapter is not None:
-            check_adapters()
+            check_adapters(dtype)
         # vLLM reads these variables on import.
-        os.environ.update(_ENVIRONMENT)
+        os.environ.update(_environment(config))
         if not torch.cuda.is_available():
             # vLLM would set its own number of threads in the thread that starts the engine, and then fail in the
             # threads that step it.
@@ -247,11 +249,18 @@ class VLLMEngine:
             finally:
                 torch.set_num_threads = set_num_threads
         given = (weight_version, wait_timeout_s, found_default_group, reads_text, is_kept, adapter)
-        return cls(llm, config.max_num_seqs, *given)
+        engine = cls(llm, config, *given)
+        if config.batch_invariant and not on_worker(llm, is_batch_invariant):
+            engine.shut_down()
+            raise LuffyError(
+                "execution.vllm.batch_invariant: vLLM does not have these kernels: it was imported before the setting "
+                "reached it, or has none for this device; start the stage in a process of its own, or set it to false"
+            )
+        return engine
 
     @property
     def weight_version(self) -> int:
-        """Version of the weights that sample the next token."""
+        """Version of the weights that sample the next token; -1 before there is an adapter to sample with."""
         return self._weight_version
 
     @property
@@ -317,7 +326,7 @@ class VLLMEngine:
         Generate again only after `wake_up`, with new weights loaded between its two parts. With an adapter the first
         part is the whole, and the engine goes on as before.
         """
-        if self._adapter is not None:
+        if self._applied is not None:
             self._before_sleep = self._probe()
         with self._lock.held():
             assert not self._running and not self._waiting, "an engine that generates cannot sleep"
@@ -333,7 +342,7 @@ class VLLMEngine:
             if not self._asleep:
                 return
             self._asleep = not self._llm.wake_up([part] if self._adapter is None else None)
-        if self._adapter is not None:
+        if self._applied is not None:
             gap = max(abs(now - before) for now, before in zip(self._probe(), self._before_sleep, strict=True))
             if not gap <= _PROBE_GAP:  # NaN, too
                 raise LostError(
@@ -359,7 +368,7 @@ class VLLMEngine:
 
     def take_over(self, folder: Path) -> None:
         """Begin again with a model folder of the same architecture, as version 0; raises what `load_weights` raises."""
-        os.environ.update(_ENVIRONMENT)
+        os.environ.update(self._environment)
         self.watch = None
         if self._asleep:
             self.wake_up("weights")
@@ -384,6 +393,7 @@ class VLLMEngine:
         from vllm.inputs.engine import tokens_input
 
         assert not self._asleep, "wake the engine before it generates"
+        assert self._adapter is None or self._applied is not None, "give the engine an adapter before it generates"
         with self._breaks_on_failure("a step"):
             if abandoned := [name for name, row in self._running.items() if row.call.abandoned]:
                 for name in abandoned:
@@ -425,6 +435,10 @@ class VLLMEngine:
         except BaseException as error:  # also an interrupt, which may come in the middle of a step
             self._broken = f"{what} failed ({type(error).__name__}: {_first_line(error)}); start another engine"
             raise
+
+
+def _environment(config: VLLMConfig) -> dict[str, str]:
+    return _ENVIRONMENT | ({"VLLM_BATCH_INVARIANT": "1"} if config.batch_invariant else {})
 
 
 def _check_head_dim(folder: Path, shape: Mapping[str, object]) -> None:

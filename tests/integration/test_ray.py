@@ -20,6 +20,7 @@ from pathlib import Path
 import psutil
 import pytest
 import ray
+import torch
 from reference.gradient_case import relative_l2
 from reference.ray_case import REQUESTS, groups_of, largest_gap, model_of, movement, params, spec_of
 from support.installed import needs_vllm
@@ -86,6 +87,7 @@ class Pair:
 def pair(tmp_path_factory, gated) -> Iterator[Pair]:
     ray_folder, local_folder = tmp_path_factory.mktemp("ray"), tmp_path_factory.mktemp("local")
     spec = spec_of(ray_folder, model_of(tied=False), zero_stage=3, trainer_ranks=2, engines=2)
+    spec = replace(spec, execution=spec.execution.model_copy(update={"deterministic": True}))
     local = LocalCluster(spec_of(local_folder, model_of(tied=False), zero_stage=0))
     before = set(psutil.Process().children(recursive=True))
     others, init = [], ray.init
@@ -103,6 +105,13 @@ def pair(tmp_path_factory, gated) -> Iterator[Pair]:
     other.kill()
     wait_until_ended(set(psutil.Process().children(recursive=True)) - before)
     assert not [thread.name for thread in threading.enumerate() if thread.name.startswith("later")]
+
+
+def test_ranks_take_deterministic_kernels(pair):
+    def found(_: TrainerRank) -> tuple[bool, str]:
+        return torch.are_deterministic_algorithms_enabled(), os.environ["CUBLAS_WORKSPACE_CONFIG"]
+
+    assert list(pair.ray.in_turn.call(found, [(), ()])) == [(True, ":4096:8")] * 2
 
 
 def test_ranks_load_their_libraries_without_mlflow_and_collect_garbage_afterwards(pair):

@@ -1,13 +1,15 @@
 """vLLM really run on CPU with the LoRA adapter that a policy trains beside the weights of its folder."""
 
 import copy
-from collections.abc import Iterator
+import threading
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import pytest
 import torch
 from reference.lora_case import LAYERS, LORA, adapted_policy, factors
 from support.installed import needs_no_gpu, needs_vllm
+from support.patience import wait_until
 from support.refusals import refused
 from torch import nn
 from transformers import PreTrainedModel
@@ -15,7 +17,8 @@ from vllm_subjects import MAX_GAP, PARAMS, REQUESTS, logprobs_with_kept_cache, m
 
 from luffy.config.execution import VLLMConfig
 from luffy.config.model import LoRAConfig
-from luffy.errors import ConfigError, LostError
+from luffy.errors import ConfigError, LostError, LuffyError
+from luffy.rollout import vllm_engine
 from luffy.rollout.engine import Completion, SamplingParams
 from luffy.rollout.vllm_engine import VLLMEngine
 from luffy.training.policy import Policy
@@ -49,36 +52,50 @@ def engine(folder, lora) -> Iterator[VLLMEngine]:
 
 
 def trained(seed: int, lora: LoRAConfig) -> Policy:
-    """A policy whose adapter is as after some training."""
-    return adapted_policy(factors(seed, model_of(0)), lora=lora, model=model_of(0))
+    """A policy whose adapter is as after some training; seed 0: as before."""
+    return adapted_policy(factors(seed, model_of(0)) if seed else None, lora=lora, model=model_of(0))
 
 
-def gap(model: PreTrainedModel, completions: list[Completion]) -> float:
-    """The largest distance of a log-probability from that of the model."""
+def gap(models: Mapping[int, PreTrainedModel], completions: Sequence[Completion]) -> float:
+    """The largest distance of a log-probability from that of the model of the token's version."""
     return max(
         abs(found - expected)
         for request, completion in zip(REQUESTS, completions, strict=True)
         for found, expected in zip(
-            completion.logprobs,
-            logprobs_with_kept_cache(dict.fromkeys(completion.weight_versions, model), request, completion, 1.0),
-            strict=True,
+            completion.logprobs, logprobs_with_kept_cache(dict(models), request, completion, 1.0), strict=True
         )
     )
 
 
 def test_each_update_replaces_the_adapter_and_samples_as_the_policy_that_is_trained(engine, lora):
-    models: list[PreTrainedModel] = [model_of(0)]
-    for seed in (1, 2):
-        found = engine.generate(REQUESTS, PARAMS[1.0])
-        assert gap(models[-1], found) < MAX_GAP
-        policy = trained(seed, lora)
+    models: dict[int, PreTrainedModel] = {}
+    assert engine.weight_version == -1
+    for version in range(3):
+        policy = trained(version, lora)
         sent = dict(policy.published(CPU))
         assert len(sent) == 3 * 7 * 2 and all(".lora_" in name for name in sent), "the factors alone"
-        engine.load_weights(iter(sent.items()), version=seed)
-        models.append(policy.causal_lm)
-    found = engine.generate(REQUESTS, PARAMS[1.0])
-    assert gap(models[2], found) < MAX_GAP < min(gap(models[1], found), gap(models[0], found))
-    assert {version for each in found for version in each.weight_versions} == {2}
+        engine.load_weights(iter(sent.items()), version)
+        models[version] = policy.causal_lm
+        found = engine.generate(REQUESTS, PARAMS[1.0])
+        assert gap(models, found) < MAX_GAP
+        assert {sampled for each in found for sampled in each.weight_versions} == {version}
+        assert all(gap({version: model}, found) > MAX_GAP for other, model in models.items() if other < version)
+
+
+def test_rows_that_are_being_generated_go_on_with_the_next_adapter(engine, lora):
+    policies, found = [trained(seed, lora) for seed in (0, 1, 2)], list[Completion]()
+    engine.load_weights(policies[0].published(CPU), version=0)
+    generating = threading.Thread(
+        target=lambda: found.extend(engine.generate(REQUESTS, SamplingParams(1.0, 120, stop_token_ids=()))), daemon=True
+    )
+    generating.start()
+    version = 0
+    while generating.is_alive():
+        wait_until(lambda: engine._running or not generating.is_alive(), "a row that is being generated")
+        version += 1
+        engine.load_weights(policies[version % 3].published(CPU), version)
+    assert any(len(set(each.weight_versions)) > 1 for each in found)
+    assert gap({number: policies[number % 3].causal_lm for number in range(version + 1)}, found) < MAX_GAP
 
 
 @pytest.fixture
@@ -144,11 +161,20 @@ def test_an_update_that_a_merged_weight_would_round_away_moves_the_engine_in_bfl
 
     engine = VLLMEngine.from_folder(folder, CONFIG, "bfloat16", adapter=LORA)
     params = SamplingParams(0.0, 1, stop_token_ids=())
+    engine.load_weights(adapted_policy(None, "bfloat16", lora=LORA, model=base, zero_stage=1).published(CPU), version=0)
     before = engine.generate(REQUESTS, params)
     engine.load_weights(policy.published(CPU), version=1)
     after = engine.generate(REQUESTS, params)
     assert any(one.logprobs != other.logprobs for one, other in zip(before, after, strict=True))
     engine.close()
+
+
+def test_workers_without_batch_invariant_kernels_are_refused(folder, monkeypatch):
+    """vLLM says nothing itself where it has none, as on a CPU."""
+    monkeypatch.setattr(vllm_engine, "check_layout", lambda *_: None)
+    monkeypatch.setenv("VLLM_BATCH_INVARIANT", "0")
+    with pytest.raises(LuffyError, match=r"execution\.vllm\.batch_invariant: vLLM does not have these kernels"):
+        VLLMEngine.from_folder(folder, CONFIG.model_copy(update={"batch_invariant": True}), "float32")
 
 
 def test_a_factor_that_the_model_has_no_layer_for_is_refused(engine, lora):

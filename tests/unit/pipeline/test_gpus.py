@@ -226,6 +226,39 @@ def test_targets_and_a_package_that_an_adapter_lacks_are_refused_before_anything
         check_resources(load(SMOKE, [*lora, "model.lora.targets=null"]))
 
 
+@pytest.mark.parametrize(
+    ("memory", "overrides", "is_refused"),
+    [
+        ([], ["rl.engine=vllm"], True),
+        ([], ["evaluation.engine=vllm"], True),
+        ([], ["cluster=ray"], True),
+        ([], ["cluster=ray", "execution.ray.address=auto"], False),
+        ([], [], False),
+        (NODE, ["rl.engine=vllm"], False),
+    ],
+)
+@pytest.mark.parametrize(
+    ("memory", "override", "is_refused"),
+    [
+        (NODE, "model.dtype=float32", True),
+        (NODE, "execution.vllm.adapter=merged", False),
+        (NODE, "rl.engine=cluster", False),
+        ([], "model.dtype=float32", False),
+    ],
+)
+def test_an_adapter_beside_float32_weights_on_a_gpu_is_refused(driver, memory, override, is_refused):
+    driver(memory)
+    lora = ["chain=rl", "method=luffy", "rl.engine=vllm", "model.lora={rank: 4, alpha: 8}", override]
+    found = find_resources(load(SMOKE, lora)).complaints
+    assert [line.partition(":")[0] for line in found] == ["execution.vllm.adapter"] * is_refused
+
+
+def test_kernels_for_gpus_are_refused_where_vllm_has_none(driver, memory, overrides, is_refused):
+    driver(memory)
+    found = find_resources(load(SMOKE, ["execution.vllm.batch_invariant=true", *overrides])).complaints
+    assert [line.partition(":")[0] for line in found] == ["execution.vllm.batch_invariant"] * is_refused
+
+
 def test_a_torch_without_cuda_beside_gpus_is_a_note(driver, monkeypatch):
     monkeypatch.setattr(resources, "version", lambda package: "2.13.0+cpu")
     driver([])

@@ -3,6 +3,7 @@ told stands for it), and the fair lock between its steps and weight updates."""
 
 import json
 import logging
+import os
 import statistics
 import threading
 import time
@@ -17,7 +18,7 @@ from support.refusals import refused
 from luffy.config.execution import VLLMConfig
 from luffy.config.model import LoRAConfig
 from luffy.errors import ConfigError, LostError, LuffyError
-from luffy.rollout import kept_engine, vllm_limits
+from luffy.rollout import kept_engine, vllm_engine, vllm_limits
 from luffy.rollout.engine import RolloutRequest, SamplingParams, limit
 from luffy.rollout.kept_engine import keep_engine, open_vllm
 from luffy.rollout.vllm_engine import FairLock, VLLMEngine, _engine_arguments
@@ -53,15 +54,33 @@ def test_a_request_s_own_limit_lowers_that_of_all(own: int | None, expected: int
         (0, None, {"tensor_parallel_size": 4}, ("4", "(0)", "use 1 at most")),
         (1, None, {"tensor_parallel_size": 4}, ("4", "(1)", "use 1 at most")),
         (2, None, {"tensor_parallel_size": 4}, ("4", "(2)", "use 2 at most")),
+        (0, None, {"batch_invariant": True}, ("execution.vllm.batch_invariant", "8.0", "none", "false")),
+        (2, None, {"batch_invariant": True}, ("execution.vllm.batch_invariant", "8.0", "older", "false")),
     ],
 )
 def test_what_model_and_machine_do_not_allow_is_refused(folder, monkeypatch, num_gpus, longest, config, named):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: num_gpus)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda number: (9, 0) if number == 0 else (7, 5))
     with refused(*named, error=ConfigError):
         VLLMEngine.from_folder(folder, VLLMConfig(**config), "float32", max_model_len=longest)
     with refused(f"{folder}/none", "config.json", error=ConfigError):
         VLLMEngine.from_folder(folder / "none", VLLMConfig(), "float32")
+
+
+def test_vllm_is_imported_with_the_variable_of_its_batch_invariant_kernels(folder, monkeypatch):
+    class Imported(Exception):
+        pass
+
+    def check(*_: object) -> None:  # right before the first import
+        raise Imported(os.environ["VLLM_BATCH_INVARIANT"])
+
+    monkeypatch.setenv("VLLM_BATCH_INVARIANT", "0")
+    monkeypatch.setattr(vllm_engine, "check_layout", lambda *_: None)
+    monkeypatch.setattr(vllm_engine, "check_installed", lambda: None)
+    monkeypatch.setattr(vllm_engine, "_check_head_dim", check)
+    with pytest.raises(Imported, match="1"):
+        VLLMEngine.from_folder(folder, VLLMConfig(batch_invariant=True), "float32")
 
 
 SMOLLM2 = {
@@ -175,7 +194,15 @@ def test_an_engine_with_an_adapter_replaces_the_kept_one_and_ends_with_its_stage
 def test_adapters_are_for_the_vllm_whose_layers_are_known(monkeypatch) -> None:
     monkeypatch.setattr(vllm_limits, "version", lambda package: "0.33.1")
     with refused("execution.vllm.adapter: separate", "0.33.1", "merged", "0.32.0", error=ConfigError):
-        check_adapters()
+        check_adapters("bfloat16")
+
+
+def test_on_a_gpu_vllm_has_no_adapters_in_float32(monkeypatch) -> None:
+    check_adapters("float32")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    check_adapters("bfloat16")
+    with refused("execution.vllm.adapter: separate", "model.dtype: bfloat16", "merged", error=ConfigError):
+        check_adapters("float32")
 
 
 def test_an_engine_has_no_more_room_than_the_model_has_positions(told: list[str], folder: Path) -> None:

@@ -2,6 +2,8 @@
 
 import contextlib
 import copy
+import os
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,9 +19,11 @@ from reference.gradient_case import (
     trajectories,
 )
 from reference.losses import REFERENCES, forward
+from reference.ray_case import weights_in
 from reference.rows import evaluate
-from reference.sft_case import ENDS_AFTER, PHASED, PLAN
+from reference.sft_case import ENDS_AFTER, PHASED, PLAN, sft
 
+from luffy.tracking.metrics import without_times
 from luffy.training.batching import stream_indices
 from luffy.training.checkpoint import CheckpointStore
 from luffy.training.policy import Policy
@@ -55,6 +59,25 @@ def test_training_equals_the_reference_step_by_step(preset: str, plan: Supervise
         adamw_step(model64, optimizer, rate)
     found = {name: parameter.detach() for name, parameter in policy.causal_lm.named_parameters()}
     assert relative_l2(found, {name: p.detach() for name, p in model64.named_parameters()}) < 1e-5
+
+
+@pytest.fixture
+def own_kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """What torch takes is afterwards as before."""
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", "")
+    yield
+    torch.use_deterministic_algorithms(False)
+    torch.utils.deterministic.fill_uninitialized_memory = True
+
+
+def test_deterministic_kernels_are_taken_before_training_and_give_the_same_bits_on_a_cpu(own_kernels, tmp_path) -> None:
+    tiny_model().save_pretrained(tmp_path / "model")
+    usual, steps = (sft(tmp_path / "model", tmp_path / str(kind), deterministic=kind) for kind in (False, True))
+    assert torch.are_deterministic_algorithms_enabled()
+    assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
+    assert [without_times(step) for step in steps] == [without_times(step) for step in usual]
+    one, other = (weights_in(tmp_path / str(kind) / "model") for kind in (False, True))
+    assert all(weight.equal(other[name]) for name, weight in one.items())
 
 
 def test_a_step_is_told_before_its_checkpoint_counts(tmp_path: Path) -> None:
