@@ -539,6 +539,8 @@ def complaints_about_starts(starts: Mapping[str, StartConfig], size: int) -> Ite
     for name, start in first.items():
         if start.when is not None and start.when.pass_rate_at_most is not None and (takes_all or counted >= size):
             yield f"starts.{name}.when.pass_rate_at_most depends on rollouts, and the group has none; lower rows"
+        if isinstance(start.dose, DifficultyDose) and (takes_all or counted >= size):
+            yield f"starts.{name}: dose.kind: difficulty depends on rollouts, and the group has none; lower rows"
         if isinstance(start.dose, FitDose) and start.rows == "all" and len(first) > 1:
             yield f"starts.{name}: dose.kind: fit needs to know how many rows a round has; give rows a number"
         if isinstance(start.dose, FitDose) and start.num_rows(size) % start.dose.rounds:

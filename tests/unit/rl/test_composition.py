@@ -123,7 +123,7 @@ def test_the_steps_above_have_what_makes_their_method(method: str, run: Runs) ->
     assert all(rows for shards in found.sft_steps for shard in shards for rows in shard.updates)
 
 
-@pytest.mark.parametrize("method", ["luffy", "dapo", "exgrpo", "prefix_rft", "relift"])
+@pytest.mark.parametrize("method", ["luffy", "dapo", "exgrpo", "prefix_rft", "relift", "guide", "bread"])
 @pytest.mark.parametrize("failing", [0.2, 0.9])
 def test_rows_whose_environment_failed_are_in_no_update_and_in_no_baseline(method, failing, grader, tmp_path):
     found = scripted_run(settings_of(method), grader, tmp_path, failing)

@@ -31,6 +31,10 @@ METHODS = {
     "prefix_rft": (),
     "relift": (),
     "hpt": (),
+    "pope": (),
+    "mfc": (),
+    "adaback": (),
+    "g2rpo_a": (),
     "chord": ("objective.group.starts.trace.when={pass_rate_at_most: 0.3}",),
 }
 """Every way to compose a group that is allowed with partial rollouts."""
