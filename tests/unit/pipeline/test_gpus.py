@@ -227,17 +227,6 @@ def test_targets_and_a_package_that_an_adapter_lacks_are_refused_before_anything
 
 
 @pytest.mark.parametrize(
-    ("memory", "overrides", "is_refused"),
-    [
-        ([], ["rl.engine=vllm"], True),
-        ([], ["evaluation.engine=vllm"], True),
-        ([], ["cluster=ray"], True),
-        ([], ["cluster=ray", "execution.ray.address=auto"], False),
-        ([], [], False),
-        (NODE, ["rl.engine=vllm"], False),
-    ],
-)
-@pytest.mark.parametrize(
     ("memory", "override", "is_refused"),
     [
         (NODE, "model.dtype=float32", True),
@@ -253,6 +242,17 @@ def test_an_adapter_beside_float32_weights_on_a_gpu_is_refused(driver, memory, o
     assert [line.partition(":")[0] for line in found] == ["execution.vllm.adapter"] * is_refused
 
 
+@pytest.mark.parametrize(
+    ("memory", "overrides", "is_refused"),
+    [
+        ([], ["rl.engine=vllm"], True),
+        ([], ["evaluation.engine=vllm"], True),
+        ([], ["cluster=ray"], True),
+        ([], ["cluster=ray", "execution.ray.address=auto"], False),
+        ([], [], False),
+        (NODE, ["rl.engine=vllm"], False),
+    ],
+)
 def test_kernels_for_gpus_are_refused_where_vllm_has_none(driver, memory, overrides, is_refused):
     driver(memory)
     found = find_resources(load(SMOKE, ["execution.vllm.batch_invariant=true", *overrides])).complaints
