@@ -104,7 +104,9 @@ def test_seele_samples_four_rounds_each_where_those_before_say_that_half_succeed
     config = run("seele").settings.objective.group.starts["hint"].dose
     assert isinstance(config, FitDose)
     for step in run("seele").steps:
-        assert [len(call) for call in step.requests][1:] == [8 * sum(HAS_PREFIX[group.uid] for group in step.groups)] * 3
+        assert [len(call) for call in step.requests][1:] == [
+            8 * sum(HAS_PREFIX[group.uid] for group in step.groups)
+        ] * 3
         for group in step.groups:
             assert len(group.trajectories) == 32
             rounds = (

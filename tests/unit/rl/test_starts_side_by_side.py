@@ -1,7 +1,6 @@
 """Two starts in one group: refused in one line, or both as they are alone."""
 
 import itertools
-from collections.abc import Callable
 from pathlib import Path
 from statistics import fmean
 
@@ -34,7 +33,7 @@ IN_PROMPT = {"hint", "frontier", "hint_where_failing"}
 FALLBACKS = {"hint_where_failing", "trace_where_failing", "search", "chosen"}
 REFUSED = {
     **{pair: "compares all off-policy rows" for name in STARTS for pair in ((name, "chosen"), ("chosen", name))},
-    **{pair: "both sample again" for pair in itertools.permutations(FALLBACKS, 2)},
+    **dict.fromkeys(itertools.permutations(FALLBACKS, 2), "both sample again"),
     **{
         pair: "the group has none"
         for name in {"difficulty", "solved", "hint_where_failing", "trace_where_failing", "search"}
