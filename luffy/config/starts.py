@@ -549,11 +549,11 @@ def complaints_about_starts(starts: Mapping[str, StartConfig], size: int) -> Ite
     for name, start in fallbacks.items():
         if always or counted >= size:
             yield f"starts.{name}.when.accuracy_at_most depends on rollouts, and the group has none; lower rows"
-        yield from _about_fallback(name, start, size - counted)
+        yield from _about_fallback(name, start, size if isinstance(start.dose, SearchDose) else size - counted)
 
 
 def _about_fallback(name: str, start: StartConfig, size: int) -> Iterator[str]:
-    """What is wrong with a fallback of groups with `size` rollouts."""
+    """What is wrong with a fallback of groups with `size` rollouts or, of a search, rows."""
     assert start.when is not None and start.when.accuracy_at_most is not None
     rows, bound = start.num_rows(size), start.when.accuracy_at_most
     if isinstance(start.dose, SearchDose):
