@@ -192,7 +192,7 @@ class ObjectiveConfig(StrictModel):
                 )
 
     def _complaints_about_bare(self, start: StartConfig, selecting: list[TermConfig]) -> Iterator[str]:
-        """Of terms on rows that are learned without what their prompt showed."""
+        """Complaints about terms on rows that are learned without what their prompt showed."""
         for term in selecting:
             if isinstance(term.loss, ShapedSurrogateLoss):
                 if term.loss.behavior == "one" and isinstance(start.show, TraceHint):

@@ -2,8 +2,8 @@
 
 A start shows something (a whole trace, a prefix of one, a hint in the prompt, a critique of earlier rollouts) to some
 rows of a group, in every group or only where the policy fails. The dose is the share of the trace that is shown: a
-number, a schedule, a random number, or a controller that looks at what the policy has solved. `luffy.rl.starts` gives
-them, `luffy.rl.doses` has the rule of every dose.
+number, a schedule, a random number, or a controller that looks at what the policy has solved. `luffy.rl.group_starts`
+gives them, `luffy.rl.doses` has the rule of every dose.
 """
 
 import itertools

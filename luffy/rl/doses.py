@@ -29,11 +29,11 @@ from luffy.config.starts import (
     UniformDose,
 )
 from luffy.objectives.schedules import value_at
-from luffy.rl.memory import Event, Fold
+from luffy.rl.fold import Event, Fold
 from luffy.types import Group, Trajectory
 
 
-class Try(NamedTuple):
+class StartRound(NamedTuple):
     """One round of a start in one group."""
 
     dose: float
@@ -68,7 +68,7 @@ class Ask:
     """Share of correct rows among those of the group that were sampled before; None: there are none."""
     bare: float | None = None
     """The same of those without a start."""
-    tried: tuple[Try, ...] = ()
+    tried: tuple[StartRound, ...] = ()
     """Earlier rounds of the start in this group."""
 
 
@@ -119,7 +119,7 @@ def _share(value: float) -> float:
     return min(max(value, 0.0), 1.0)
 
 
-def distance(dose: SearchDose, tried: Try) -> float:
+def distance(dose: SearchDose, tried: StartRound) -> float:
     """Distance of a try's share of correct rows from what the search looks for; 0 within the bounds."""
     return max(dose.at_least - tried.success, tried.success - dose.at_most, 0.0)
 

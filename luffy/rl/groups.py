@@ -1,7 +1,7 @@
 """Builds graded groups from prompts, and chooses those that a step trains on.
 
-A group has rollouts of the bare prompt, rows with a start (`luffy.rl.starts`) and replayed rows. They are sampled in
-one launch, then in further ones where a start has several rounds or waits for what the rollouts bring.
+A group has rollouts of the bare prompt, rows with a start (`luffy.rl.group_starts`) and replayed rows. They are sampled
+in one launch, then in further ones where a start has several rounds or waits for what the rollouts bring.
 
 A zero-variance group is one whose rewards are all equal, over rollouts, off-policy and replayed rows together: with the
 joint population, it has no policy gradient. The same rule applies under `advantage.population: on_policy`, and keeps a
@@ -21,9 +21,9 @@ from luffy.environments.episodes import EpisodePlayer
 from luffy.environments.limits import refuse_failures
 from luffy.environments.transcript import transcript
 from luffy.grading.request import Grader
-from luffy.rl.doses import Ask, Try
+from luffy.rl.doses import Ask, StartRound
+from luffy.rl.group_starts import GroupStart, Slot, under
 from luffy.rl.rows import RolloutTask, Row, RowSampler, Visit, replayed_row
-from luffy.rl.starts import GroupStart, Slot, under
 from luffy.rollout.engine import RolloutEngine, SamplingParams, StopTexts
 from luffy.seeds import derive_seed
 from luffy.tracking.tracker import SampleRollout
@@ -44,7 +44,7 @@ class _Draft:
     taken: Counter[str] = field(default_factory=Counter)
     """Slots of each start that were planned."""
     rounds: Counter[str] = field(default_factory=Counter)
-    tried: dict[str, list[Try]] = field(default_factory=dict)
+    tried: dict[str, list[StartRound]] = field(default_factory=dict)
     failed: list[Trajectory] = field(default_factory=list)
     num_planned: int = 0
     """Rows without those of fallbacks."""
@@ -230,7 +230,7 @@ class GroupCollector:
         for start in self.starts:
             if start.name in doses:
                 own = tuple(row for row in rows if row.start is not None and row.start.name == start.name)
-                draft.tried.setdefault(start.name, []).append(Try(doses[start.name] or 0.0, own))
+                draft.tried.setdefault(start.name, []).append(StartRound(doses[start.name] or 0.0, own))
         if not any(start.config.is_fallback and start.name in doses for start in self.starts):
             draft.rows += rows
 

@@ -19,7 +19,7 @@ from luffy.config.training import CurriculumSampling, PoolSampling
 from luffy.data.sources import mixed_in
 from luffy.errors import DataError
 from luffy.objectives.schedules import value_at
-from luffy.rl.memory import Event, Fold
+from luffy.rl.fold import Event, Fold
 from luffy.rl.rows import RolloutTask
 from luffy.seeds import derive_seed, uniform
 from luffy.training.batching import stream_indices

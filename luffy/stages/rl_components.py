@@ -34,10 +34,10 @@ from luffy.grading.judge import Judges
 from luffy.grading.pool import JUDGE_CACHE, GraderPool
 from luffy.grading.request import problem_of
 from luffy.model_shape import num_embeddings
+from luffy.rl.group_starts import Texts, open_starts
 from luffy.rl.groups import GroupCollector, sample_rollouts
 from luffy.rl.loop import StepRunner
 from luffy.rl.rows import Demonstration, RolloutTask
-from luffy.rl.starts import Texts, open_starts
 from luffy.rl.teaching import TeacherPrompts, Teaching, connect_teacher
 from luffy.rl.trace_choice import TraceChoice
 from luffy.rollout.engine import SamplingParams, StopTexts

@@ -17,10 +17,10 @@ from reference.taught_presets import teacher_overrides
 
 from luffy.config.settings import RLSettings
 from luffy.grading.pool import GraderPool
+from luffy.rl.group_starts import Texts, open_starts
 from luffy.rl.groups import GroupCollector
 from luffy.rl.loop import StepRunner
 from luffy.rl.rows import Demonstration, RolloutTask
-from luffy.rl.starts import Texts, open_starts
 from luffy.rl.trace_choice import TraceChoice
 from luffy.rollout.engine import Completion, RolloutRequest, SamplingParams, limit
 from luffy.tracking.journal import RolloutJournal

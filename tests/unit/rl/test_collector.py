@@ -24,9 +24,9 @@ from luffy.environments.rubric import EpisodeScorer
 from luffy.errors import EnvironmentFault, LostError
 from luffy.grading.pool import GraderPool
 from luffy.grading.request import Problem
+from luffy.rl.group_starts import Texts, open_starts
 from luffy.rl.groups import GroupCollector, kept_groups, needs_more, sample_rollouts
 from luffy.rl.rows import Demonstration, RolloutTask, Row, RowSampler
-from luffy.rl.starts import Texts, open_starts
 from luffy.rollout.engine import Completion, RolloutRequest, SamplingParams, StopTexts
 from luffy.training.batching import one_shard, row_advantages
 from luffy.types import FinishReason, Group, Message, Outcome, Source, Start, Trajectory

@@ -14,9 +14,9 @@ from pydantic import TypeAdapter
 from synthetic.trajectories import row_of
 
 from luffy.config.starts import Dose, FitDose, StartConfig, TracePrefix
-from luffy.rl.doses import Ask, Memory, Try, dose_of, fitted_dose, memory_of
+from luffy.rl.doses import Ask, Memory, StartRound, dose_of, fitted_dose, memory_of
+from luffy.rl.group_starts import GroupStart, Texts, open_starts
 from luffy.rl.rows import RolloutTask, Visit
-from luffy.rl.starts import GroupStart, Texts, open_starts
 from luffy.types import FinishReason, Group, Start
 
 TOTAL = 101
@@ -155,10 +155,10 @@ def _rows(dose: float, num_right: int, first: int = 0) -> tuple:
 )  # fmt: skip
 def test_the_search_for_the_number_of_pieces(successes, num_pieces, bounds, tried, num_right):
     """`successes`: the share of correct rows for each number."""
-    tries: list[Try] = []
+    tries: list[StartRound] = []
     while (dose := asked({**SEARCH, **bounds}, length=num_pieces, tried=tuple(tries))) is not None:
         pieces = round(dose * num_pieces)
-        tries.append(Try(dose, _rows(dose, round(SIZE * successes[pieces]), pieces)))
+        tries.append(StartRound(dose, _rows(dose, round(SIZE * successes[pieces]), pieces)))
     assert [round(each.dose * num_pieces) for each in tries] == tried
     bare = Group("p", tuple(row_of(False, (0,)) for _ in range(SIZE)))
     group = start_of({**SEARCH, **bounds}).changed(bare, tries)
@@ -186,7 +186,7 @@ FIT = FitDose(kind="fit")
 )
 def test_a_fitted_dose_by_hand(tried: list[tuple[float, float]], expected: float) -> None:
     assert fitted_dose(tried, FIT) == pytest.approx(expected, abs=0.05)
-    rounds = tuple(Try(dose, _rows(dose, round(success * SIZE))) for dose, success in tried)
+    rounds = tuple(StartRound(dose, _rows(dose, round(success * SIZE))) for dose, success in tried)
     assert asked({"kind": "fit"}, tried=rounds) == fitted_dose(tried, FIT)
 
 

@@ -13,10 +13,10 @@ from luffy.config.group import GroupConfig
 from luffy.config.starts import StartConfig
 from luffy.errors import DataError
 from luffy.grading.pool import GraderPool
-from luffy.rl.doses import Try
+from luffy.rl.doses import StartRound
+from luffy.rl.group_starts import GroupStart, Texts, hint_text, open_starts, piece_ends
 from luffy.rl.groups import GroupCollector
 from luffy.rl.rows import Demonstration, RolloutTask, Visit
-from luffy.rl.starts import GroupStart, Texts, hint_text, open_starts, piece_ends
 from luffy.rollout.engine import Completion, RolloutRequest, SamplingParams, StopTexts
 from luffy.tracking.rollout_metrics import rollout_metrics, start_metrics
 from luffy.types import FinishReason, Group, Message, Source, Start, Trajectory
@@ -409,7 +409,7 @@ def test_which_rows_of_a_second_round_stay_and_for_which_rollouts(keep, rollouts
     shown = Start("hint", 0.5, "a")
     helped = tuple(row_of(reward, (place,), Source.HINTED, start=shown) for place, reward in enumerate(hinted, 11))
     (start,) = opened(hint=hint(0.5, keep=keep))
-    found = start.changed(group, [Try(0.5, helped)])
+    found = start.changed(group, [StartRound(0.5, helped)])
     assert tuple(row.response_ids[0] for row in found.trajectories) == learned
     assert tuple(row.response_ids[0] for row in found.replaced) == replaced
     assert (found.accuracy, len(found.rollouts), len(found.hinted)) == (group.accuracy, len(rollouts), len(hinted))

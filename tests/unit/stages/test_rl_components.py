@@ -14,8 +14,8 @@ from luffy.config.settings import CONFIGURE
 from luffy.data.parquet import write_prompts
 from luffy.errors import ConfigError, DataError
 from luffy.pipeline.identity import identifying
+from luffy.rl.group_starts import open_starts
 from luffy.rl.rows import Demonstration, RolloutTask, Visit
-from luffy.rl.starts import open_starts
 from luffy.stages import rl_components
 from luffy.stages.rl import run
 from luffy.types import Trace

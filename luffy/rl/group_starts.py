@@ -19,7 +19,7 @@ from luffy.config.starts import (
     fill_slots,
 )
 from luffy.errors import DataError
-from luffy.rl.doses import Ask, Try, distance, dose_of
+from luffy.rl.doses import Ask, StartRound, distance, dose_of
 from luffy.rl.rows import Demonstration, RolloutTask, Row, ShownPrompt, Visit
 from luffy.rollout.engine import StopTexts
 from luffy.seeds import derive_seed, uniform
@@ -197,7 +197,7 @@ class GroupStart:
             )
         return replace(self, longest=longest)
 
-    def changed(self, group: Group, tried: Sequence[Try]) -> Group:
+    def changed(self, group: Group, tried: Sequence[StartRound]) -> Group:
         """The group with the rows of a fallback in it (`keep`); what leaves it, and what was not chosen, goes to
         `Group.replaced`."""
         rows = [row for each in tried for row in each.rows]
@@ -356,7 +356,7 @@ def _with_second_round(group: Group, found: Sequence[Trajectory], keep: str) -> 
     return replace(group, trajectories=(*rows, *staying), replaced=(*group.replaced, *leaving, *unused))
 
 
-def _nearest(group: Group, tried: Sequence[Try], dose: SearchDose) -> Group:
+def _nearest(group: Group, tried: Sequence[StartRound], dose: SearchDose) -> Group:
     """The rows of the try nearest to the bounds of a search, then of that with the least dose, among those with a
     correct row; the group as it is where no try has one."""
     solved = [each for each in tried if each.success > 0]
