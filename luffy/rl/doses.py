@@ -37,7 +37,7 @@ class StartRound(NamedTuple):
     """One round of a start in one group."""
 
     dose: float
-    """Of its first row."""
+    """That of its first row."""
     rows: tuple[Trajectory, ...]
 
     @property
@@ -53,7 +53,7 @@ class Ask:
     step: int
     total_steps: int
     index: int
-    """Of the row among those of its start in the group, from 0; 0 for all of them where they share a dose."""
+    """Place of the row among those of its start in the group, from 0; 0 for all of them where they share a dose."""
     count: int
     """Rows of the start in the group."""
     length: int
@@ -168,7 +168,7 @@ def fitted_dose(tried: Sequence[tuple[float, float]], dose: FitDose) -> float:
 
 
 _SLOPES = (0.5, 50.0)
-"""Of the fitted curve: nearly flat, and a step. Success never falls with the dose."""
+"""Bounds of the fitted curve: nearly flat, and a step. Success never falls with the dose."""
 
 
 @dataclass(frozen=True)
@@ -176,7 +176,7 @@ class Memory:
     """What the groups of earlier steps have taught a start's controller."""
 
     name: str
-    """Of the start."""
+    """The start's."""
     fold: Fold[Any]
     is_of_prompt: bool
     """Whether a prompt knows only what its own groups have taught."""

@@ -5,7 +5,7 @@ from typing import Any, Generic, TypeVar
 
 V = TypeVar("V")
 Event = Sequence[Any]
-"""Of one group; JSON."""
+"""What one group has shown; JSON."""
 
 
 class Fold(Generic[V]):
@@ -30,7 +30,7 @@ class Fold(Generic[V]):
         self._settled: dict[str, V] = {}
         """After the last observed step minus `ahead`."""
         self._recent: dict[int, Sequence[Event]] = {}
-        """Of the observed steps after that."""
+        """Events by observed step after that."""
 
     def add(self, step: int, events: Sequence[Event]) -> None:
         """Record what a step has observed; called once per step, in order."""

@@ -123,7 +123,7 @@ class GroupStart:
         return [available[(first + place * stride) % len(available)] for place in range(count)]
 
     def rows_in_round(self, number: int, count: int) -> int:
-        """Of the `count` rows of a group, those that are sampled in round `number` (from 0)."""
+        """Number of rows, among the `count` of a group, that are sampled in round `number` (from 0)."""
         match self.config.dose:
             case LadderDose(rungs=rungs):
                 return rungs[number].rows
@@ -215,7 +215,7 @@ class GroupStart:
         return partial(self._uniform, purpose, visit, visit.repeat, 0 if self.config.shared else index)
 
     def seed_of(self, visit: Visit, place: int, pieces: int = 0) -> int:
-        """Of a row. `place` counts the rows of all visits of the prompt in the step: all rows of their groups, or those
+        """Seed of a row. `place` counts the rows of all visits of the prompt in the step: all rows of their groups, or those
         of a second round; `pieces` those of the trace that a search gives."""
         at = (visit.step, visit.task.uid)
         if not self.config.is_fallback:

@@ -179,7 +179,7 @@ class PromptHistory:
     def __init__(self, memory: float, ahead: int) -> None:
         self._memory = memory
         self._fold = Fold(self._enter, ahead, lambda record: PromptRecord(*record))
-        """Of each group: uid, accuracy of the rollouts, and whether it was drawn."""
+        """Events of each group: uid, accuracy of the rollouts, and whether it was drawn."""
         self._planned: dict[int, tuple[str, ...]] = {}
         """Prompts drawn by planned steps that are not observed yet."""
 
