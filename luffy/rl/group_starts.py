@@ -215,8 +215,8 @@ class GroupStart:
         return partial(self._uniform, purpose, visit, visit.repeat, 0 if self.config.shared else index)
 
     def seed_of(self, visit: Visit, place: int, pieces: int = 0) -> int:
-        """Seed of a row. `place` counts the rows of all visits of the prompt in the step: all rows of their groups, or those
-        of a second round; `pieces` those of the trace that a search gives."""
+        """Seed of a row. `place` counts the rows of all visits of the prompt in the step: all rows of their groups, or
+        those of a second round; `pieces` those of the trace that a search gives."""
         at = (visit.step, visit.task.uid)
         if not self.config.is_fallback:
             return derive_seed(self.seed, "rollout", *at, place)
