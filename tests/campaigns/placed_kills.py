@@ -86,7 +86,7 @@ _JUDGE = "judge"
 _GRID = """\
 name: small_grid
 experiment: {smoke}
-overrides: [chain=sft, "stages=[prepare_data, base, sft, evaluate]", evaluation.max_response_tokens=16]
+overrides: ["stages=[prepare_data, base, sft, evaluate]", evaluation.max_response_tokens=16]
 grid: {{sft.num_traces: [4, 8]}}
 seeds: [1]
 """
@@ -476,8 +476,8 @@ def subject_of(
 
 def _sampled(kind: str, root: Path, shim: Shim, log: Path) -> Experiment:
     stages = {
-        "difficulty": ("chain=rl", "method=on_policy", "stages=[prepare_data, base, difficulty, rl]", _DIFFICULTY),
-        "sample": ("chain=expert_iteration", "stages=[prepare_data, base, sample, sft]", _SAMPLE),
+        "difficulty": ("method=on_policy", "stages=[prepare_data, base, difficulty, rl]", _DIFFICULTY),
+        "sample": ("stages=[prepare_data, base, sample, sft]", _SAMPLE),
     }
     if kind in stages:
         return open_experiment(load_experiment(SMOKE, [*SAMPLED, *stages[kind]]), Workspace(root))
@@ -485,7 +485,7 @@ def _sampled(kind: str, root: Path, shim: Shim, log: Path) -> Experiment:
     make_chain(base, shim, log, last="base")
     teacher = f"path: {base.plan_node('base').directory / 'model'}, max_response_tokens: 16, num_samples: 8"
     taught = f"sample={{prompts: all, teachers: {{base: {{{teacher}}}}}, stop_when_kept: false}}"
-    changes = [*SAMPLED, "chain=sft", "stages=[prepare_data, base, sample, sft]", taught]
+    changes = [*SAMPLED, "stages=[prepare_data, base, sample, sft]", taught]
     return open_experiment(load_experiment(SMOKE, changes), Workspace(root))
 
 
@@ -600,7 +600,7 @@ def _taught(root: Path, log: Path, shim: Shim) -> StageSubject:
     endpoint = Endpoint(answer, (CHAT,))
     teacher = "big: {endpoint: {name: org/big}, max_response_tokens: 40, num_samples: 2}"
     served = f"big: {{urls: ['{endpoint.url}'], concurrency: {_AT_ONCE}}}"
-    changes = [*SAMPLED, "chain=sft", "stages=[prepare_data, base, sample, sft]"]
+    changes = [*SAMPLED, "stages=[prepare_data, base, sample, sft]"]
     changes += [f"sample={{prompts: all, teachers: {{{teacher}}}}}", f"execution.teachers={{{served}}}"]
     experiment = open_experiment(load_experiment(SMOKE, changes), Workspace(root))
     make_chain(experiment, shim, log, last="base")

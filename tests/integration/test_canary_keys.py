@@ -127,7 +127,6 @@ def overrides_with(teacher, judge):
     asked = "big: {endpoint: {name: org/big}, max_response_tokens: 40, num_samples: 1}"
     return [
         *SMALL,
-        "chain=sft",
         "stages=[prepare_data, base, sample, evaluate, report]",  # SFT holds no other key than the base's training
         f"grading.kind={{{graded}}}",
         f"sample={{prompts: all, teachers: {{{asked}}}}}",
