@@ -264,24 +264,3 @@ def machines_of(group: PlacementGroup) -> dict[int, str]:
     """The ID of the machine of each bundle of a reservation."""
     machines: dict[int, str] = ray.util.placement_group_table(group)["bundles_to_node_id"]
     return machines
-
-
-def placed_now(wanted: Layout) -> list[tuple[str, ...]]:
-    """Each machine of the joined cluster, its GPUs and CPUs, and the processes that Ray would put there now.
-
-    Reserves the resources for a moment; raises what `reserve` does.
-    """
-    group = reserve(wanted, _QUIET_S)
-    machine_of = machines_of(group)
-    remove_placement_group(group)
-    names = [(place, f"trainer rank {rank}") for rank, place in enumerate(wanted.ranks)]
-    names += [(place, f"engine {engine}") for engine, place in enumerate(wanted.engines)]
-    return [
-        (
-            machine_name(node).removeprefix("machine "),
-            *(f"{node['Resources'].get(kind, 0):g}" for kind in ("GPU", "CPU")),
-            ", ".join(name for place, name in names if machine_of[place.bundle] == node["NodeID"]),
-        )
-        for node in sorted(ray.nodes(), key=machine_name)
-        if node["Alive"]
-    ]

@@ -198,12 +198,6 @@ def metrics(directory: Path) -> list[dict[str, float]]:
     return [without_times(json.loads(row)) for row in (directory / "metrics.jsonl").read_text().splitlines()]
 
 
-def places(text: str) -> dict[str, set[str]]:
-    """What `luffy plan` says about each machine."""
-    rows = re.findall(r"^ *(alpha|beta) \([\d.]+\) +0 +\d+ +(.*?) *$", text, re.MULTILINE)
-    return {machine: set(filter(None, processes.split(", "))) for machine, processes in rows}
-
-
 def test_the_loss_of_a_machine_is_named_and_the_same_command_goes_on_when_it_is_back(tmp_path, monkeypatch, request):
     """Ranks are on both, and weights go to the other machine.
 
@@ -259,8 +253,8 @@ def test_the_loss_of_a_machine_is_named_and_the_same_command_goes_on_when_it_is_
     assert cmp(found / "model" / "model.safetensors", reference / "model" / "model.safetensors", shallow=False)
 
 
-def test_a_slurm_job_of_two_nodes_runs_in_one_cluster_where_ranks_fill_one_machine(tmp_path):
-    """`luffy run` is replaced by `luffy plan`, which says what it finds there. Engines share the other machine."""
+def test_a_slurm_job_of_two_nodes_makes_one_cluster(tmp_path):
+    """`luffy run` is replaced by `luffy plan`, which finds the cluster."""
     seen = tmp_path / "seen"
     seen.mkdir()
     plan = f'#!/bin/sh\nshift\nexec {LUFFY} plan "$@" --workspace {tmp_path}/workspace\n'
@@ -287,5 +281,4 @@ def test_a_slurm_job_of_two_nodes_runs_in_one_cluster_where_ranks_fill_one_machi
         out, _ = job.communicate(timeout=PATIENCE_S)
         assert job.returncode == 0, out
         assert node.poll() is None
-    ranks, engines = ({f"{name} {i}" for i in range(2)} for name in ("trainer rank", "engine"))
-    assert sorted(places(out).values(), key=max) == [engines, ranks], out
+    assert re.search(r"4 GPUs needed on the Ray cluster at [\d.]+:\d+, or as many CPUs", out), out

@@ -1,6 +1,8 @@
 """vLLM really run on CPU with the LoRA adapter that a policy trains beside the weights of its folder."""
 
 import copy
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -9,7 +11,7 @@ import pytest
 import torch
 from reference.lora_case import LAYERS, LORA, adapted_policy, factors
 from support.installed import needs_no_gpu, needs_vllm
-from support.patience import wait_until
+from support.patience import PATIENCE_S, wait_until
 from support.refusals import refused
 from torch import nn
 from transformers import PreTrainedModel
@@ -17,8 +19,7 @@ from vllm_subjects import MAX_GAP, PARAMS, REQUESTS, logprobs_with_kept_cache, m
 
 from luffy.config.execution import VLLMConfig
 from luffy.config.model import LoRAConfig
-from luffy.errors import ConfigError, LostError, LuffyError
-from luffy.rollout import vllm_engine
+from luffy.errors import ConfigError, LostError
 from luffy.rollout.engine import Completion, SamplingParams
 from luffy.rollout.vllm_engine import VLLMEngine
 from luffy.training.policy import Policy
@@ -177,12 +178,22 @@ def test_an_update_that_a_merged_weight_would_round_away_moves_the_engine_in_bfl
     engine.close()
 
 
-def test_workers_without_batch_invariant_kernels_are_refused(folder, monkeypatch):
-    """vLLM says nothing itself where it has none, as on a CPU."""
-    monkeypatch.setattr(vllm_engine, "check_layout", lambda *_: None)
-    monkeypatch.setenv("VLLM_BATCH_INVARIANT", "0")
-    with pytest.raises(LuffyError, match=r"execution\.vllm\.batch_invariant: vLLM does not have these kernels"):
-        VLLMEngine.from_folder(folder, CONFIG.model_copy(update={"batch_invariant": True}), "float32")
+WITH_KERNELS = """
+from pathlib import Path
+from luffy.config.execution import VLLMConfig
+from luffy.rollout import vllm_engine
+vllm_engine.check_layout = lambda *_: None
+config = VLLMConfig.model_validate_json({config!r})
+vllm_engine.VLLMEngine.from_folder(Path({folder!r}), config, "float32")
+"""
+
+
+def test_workers_without_batch_invariant_kernels_are_refused(folder):
+    """vLLM says nothing itself where it has none, as on a CPU. A process of its own, whose torch operators change."""
+    config = CONFIG.model_copy(update={"batch_invariant": True}).model_dump_json()
+    script = WITH_KERNELS.format(config=config, folder=str(folder))
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=PATIENCE_S)
+    assert "execution.vllm.batch_invariant: vLLM does not have these kernels" in done.stderr, done.stderr
 
 
 def test_a_factor_that_the_model_has_no_layer_for_is_refused(engine, lora):
