@@ -183,15 +183,16 @@ from pathlib import Path
 from luffy.config.execution import VLLMConfig
 from luffy.rollout import vllm_engine
 vllm_engine.check_layout = lambda *_: None
-config = VLLMConfig.model_validate_json({config!r})
+plain = VLLMConfig.model_validate_json({config!r})
+vllm_engine.VLLMEngine.from_folder(Path({folder!r}), plain, "float32").close()
+config = plain.model_copy(update={{"batch_invariant": True}})
 vllm_engine.VLLMEngine.from_folder(Path({folder!r}), config, "float32")
 """
 
 
 def test_workers_without_batch_invariant_kernels_are_refused(folder):
-    """vLLM says nothing itself where it has none, as on a CPU. A process of its own, whose torch operators change."""
-    config = CONFIG.model_copy(update={"batch_invariant": True}).model_dump_json()
-    script = WITH_KERNELS.format(config=config, folder=str(folder))
+    """vLLM was imported before the setting, and says nothing. A process of its own, since torch's operators change."""
+    script = WITH_KERNELS.format(config=CONFIG.model_dump_json(), folder=str(folder))
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=PATIENCE_S)
     assert "execution.vllm.batch_invariant: vLLM does not have these kernels" in done.stderr, done.stderr
 
