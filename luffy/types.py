@@ -293,11 +293,6 @@ class Group:
         failed = [row for row in self.failed_rollouts if row.start is None]
         return bool(self.trajectories) and not (failed and not self.rollouts)
 
-    @property
-    def hinted(self) -> Sequence[Trajectory]:
-        """The rows that were sampled under a hinted prompt, those that are not trained on included."""
-        return [row for row in (*self.trajectories, *self.replaced) if row.is_hinted]
-
     def of_start(self, name: str) -> Sequence[Trajectory]:
         """The rows with a start, those that are not trained on included."""
         rows = (*self.trajectories, *self.replaced)

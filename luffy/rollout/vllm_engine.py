@@ -250,13 +250,17 @@ class VLLMEngine:
                 torch.set_num_threads = set_num_threads
         given = (weight_version, wait_timeout_s, found_default_group, reads_text, is_kept, adapter)
         engine = cls(llm, config, *given)
-        if config.batch_invariant and not on_worker(llm, is_batch_invariant):
-            engine.shut_down()
+        engine._require_kernels(config)
+        return engine
+
+    def _require_kernels(self, config: VLLMConfig) -> None:
+        """Raise LuffyError, and end the engine, where the worker lacks the kernels of `batch_invariant`."""
+        if config.batch_invariant and not on_worker(self._llm, is_batch_invariant):
+            self.shut_down()
             raise LuffyError(
                 "execution.vllm.batch_invariant: vLLM does not have these kernels: it was imported before the setting "
                 "reached it, or has none for this device; start the stage in a process of its own, or set it to false"
             )
-        return engine
 
     @property
     def weight_version(self) -> int:

@@ -1,6 +1,6 @@
 """Rows of groups, for tests to which most of a row does not matter."""
 
-from luffy.types import FinishReason, Outcome, Source, Trajectory
+from luffy.types import FinishReason, Group, Outcome, Source, Trajectory
 
 
 def row_of(
@@ -19,3 +19,8 @@ def row_of(
     }
     sources = source if isinstance(source, tuple) else (source,) * len(ids)
     return Trajectory(response_ids=ids, source=sources, reward=float(reward), **known | changes)
+
+
+def hinted_rows(group: Group) -> list[Trajectory]:
+    """The rows that were sampled under another prompt than the bare one, those that are not trained on included."""
+    return [row for row in (*group.trajectories, *group.replaced) if row.is_hinted]

@@ -29,6 +29,7 @@ from synthetic.scripted_runs import (
     scripted_run,
     settings_of,
 )
+from synthetic.trajectories import hinted_rows
 
 from luffy.config import available_presets
 from luffy.config.group import DynamicSampling
@@ -257,7 +258,7 @@ def test_rows_of_a_second_round_take_the_places_of_rollouts(method: str, of: Sec
     numbers = Counter[int]()
     for group in run(method).groups:
         is_due = of.is_for_all or (_fails(group) and (HAS_TRACE[group.uid] or not of.shows_trace))
-        hinted = sorted(group.hinted, key=lambda row: row.start.dose or 0.0)
+        hinted = sorted(hinted_rows(group), key=lambda row: row.start.dose or 0.0)
         assert len(hinted) == (of.num_rows if is_due else 0)
         assert len(group.trajectories) == len(group.rollouts) == 8
         staying = [row for row in group.trajectories if row.is_hinted]
@@ -283,7 +284,7 @@ def test_a_refinement_is_compared_with_the_seven_rollouts_that_stay(run: Runs) -
 def test_the_ratio_of_a_hinted_row_is_to_the_policy_with_the_hint(run: Runs) -> None:
     """From the composed rows to the loss: at log p = log 0.5 the hinted token's ratio is 0.5 / e^-0.25."""
     found = run("guide")
-    row = next(row for group in found.groups for row in group.hinted)
+    row = next(row for group in found.groups for row in hinted_rows(group))
     batch = collate([row], torch.ones(1), pad_id=0)
     logp_BT = torch.full(batch.logp_behavior_BT.shape, math.log(0.5))
     (term,) = [term for term in found.settings.objective.terms if term.select == "off_policy"]
@@ -302,19 +303,21 @@ def test_hinted_groups_have_one_level_and_are_learned_with_it_beside_bare_ones(m
         known = dict(levels)
         for group in step.groups:
             assert len(group.trajectories) == 8 and not group.replaced
-            if not group.hinted:
+            if not hinted_rows(group):
                 assert len(group.rollouts) == 8
                 bare += HAS_TRACE[group.uid]
                 continue
             hinted += 1
-            assert HAS_TRACE[group.uid] and len(group.hinted) == 8 and not group.rollouts
+            assert HAS_TRACE[group.uid] and len(hinted_rows(group)) == 8 and not group.rollouts
             level = known.get(group.uid, 1) if method == "pope" else 8 if step.number == 1 else 4
             start = Start("hint", level / 16, "step 1\nstep 2" if level == 8 else "step 1")
-            for row in group.hinted:
+            for row in hinted_rows(group):
                 assert row.start == start and len(row.prompt_ids) > 1, "learned with the hint in its prompt"
                 assert set(row.logp_behavior) == {HINTED_LOGP} and not row.is_off_policy
-            levels[group.uid] = min(level + (not any(row.is_correct for row in group.hinted)), 4)
-        assert step.metrics["batch/share_hint"] == pytest.approx(fmean(bool(group.hinted) for group in step.groups))
+            levels[group.uid] = min(level + (not any(row.is_correct for row in hinted_rows(group))), 4)
+        assert step.metrics["batch/share_hint"] == pytest.approx(
+            fmean(bool(hinted_rows(group)) for group in step.groups)
+        )
     if method == "questa":
         assert not bare
     else:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import TypeAdapter
-from synthetic.trajectories import row_of
+from synthetic.trajectories import hinted_rows, row_of
 
 from luffy.config.group import GroupConfig
 from luffy.config.starts import StartConfig
@@ -362,7 +362,7 @@ def test_tasks_without_a_trace_of_two_steps_have_no_hints_and_several_traces_tak
     assert len(engine.calls) == 1
     both = task_with("a\nb\n7", "\\boxed{7}", "c\nd\n7")
     first, again = (
-        [group.hinted[0].start.shown for step in range(1, 30) for group in collect(half, both, step=step)[1]]
+        [hinted_rows(group)[0].start.shown for step in range(1, 30) for group in collect(half, both, step=step)[1]]
         for _ in range(2)
     )
     assert {*first} == {"a", "c"} and first == again
@@ -412,7 +412,11 @@ def test_which_rows_of_a_second_round_stay_and_for_which_rollouts(keep, rollouts
     found = start.changed(group, [StartRound(0.5, helped)])
     assert tuple(row.response_ids[0] for row in found.trajectories) == learned
     assert tuple(row.response_ids[0] for row in found.replaced) == replaced
-    assert (found.accuracy, len(found.rollouts), len(found.hinted)) == (group.accuracy, len(rollouts), len(hinted))
+    assert (found.accuracy, len(found.rollouts), len(hinted_rows(found))) == (
+        group.accuracy,
+        len(rollouts),
+        len(hinted),
+    )
 
 
 # ---- a second round that shows the first ----

@@ -7,7 +7,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 from reference.gradient_case import CONTEXTS, trajectories
-from synthetic.trajectories import row_of
+from synthetic.trajectories import hinted_rows, row_of
 
 from luffy.tracking.journal import RolloutJournal
 from luffy.types import FinishReason, Group, Source, Start
@@ -47,7 +47,9 @@ def test_a_journal_from_before_a_column_is_read_without_it(tmp_path: Path, kind:
     (path,) = tmp_path.glob("*.parquet")
     pq.write_table(pq.read_table(path).drop_columns(columns), path)
     (before,), (after,) = GROUPS[kind], journal.read(1) or []
-    shows = [bool(group.hinted) or any(row.context_starts for row in group.trajectories) for group in (before, after)]
+    shows = [
+        bool(hinted_rows(group)) or any(row.context_starts for row in group.trajectories) for group in (before, after)
+    ]
     assert shows == [True, False]
 
 
