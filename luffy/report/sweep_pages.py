@@ -170,7 +170,8 @@ def accuracies_of_cells(findings: Findings, measured: Cell) -> Table:
     for cell in findings.design.cells:
         if any(found := [findings.score(arm, measured, cell) for arm in ("", *arms)]):
             rows.append((_situation(findings, cell), *map(_score, found)))
-    note = "Accuracy in percent, mean over seeds and problems (each seed):"
+    each = findings.repeated_over
+    note = f"Accuracy in percent, mean over {each} and problems (each of the {each}):"
     return table(("situation", "base", *arms), rows, note=note, style="numbers")
 
 
@@ -425,14 +426,14 @@ def study_page(findings: Findings, results: SweepResults) -> Page:
     design, confidence = findings.design, f"{100 * findings.confidence:g} %"
     note, legend = f"Percentage points minus {design.reference}, with {confidence} intervals.", _study_legend(findings)
     figures = (Figure(each.title, note, chart(each), legend) for each in _effects(findings))
-    suite, decoding = findings.measured[0]
+    (suite, decoding), repeated = findings.measured[0], findings.repeated_over
     differ = f"Differences from {design.reference} on {suite} ({decoding}) in percentage points"
     sections = [
         Section(title=f"Effect against {design.reference}", aside=f"{suite}, {decoding}", figures=tuple(figures)),
         Section(
             title="What to take when",
             notes=(
-                f"{differ} with {confidence} intervals over seeds and problems. A planned test ({_PLANNED}) counts "
+                f"{differ} with {confidence} intervals over {repeated} and problems. A planned test ({_PLANNED}) counts "
                 "after Holm's correction over all planned tests; everything else is exploratory and uncorrected.",
             ),
             tables=(decision_table(findings),),
@@ -461,7 +462,7 @@ def study_page(findings: Findings, results: SweepResults) -> Page:
     num_run = len(accuracies_of_cells(findings, findings.measured[0]).rows)
     subtitle = (
         f"{num_run} of {len(design.cells)} cells · {len(design.arms)} arms · {design.budget.text} · "
-        f"seeds {seeds} at the centre, {elsewhere} elsewhere"
+        f"{repeated} {seeds}" + (f" at the centre, {elsewhere} elsewhere" if elsewhere != seeds else "")
     )
     return Page(design.name, subtitle, tuple(sections), "study")
 
@@ -473,14 +474,14 @@ def _situation(findings: Findings, cell: str) -> str:
 def _planned(findings: Findings) -> Table:
     """The planned tests, with what Holm's correction leaves of them."""
     rows: list[tuple[str | TableCell, ...]] = []
-    for cell, arm in findings.design.planned:
+    for cell, arm, against in findings.design.planned:
         found: tuple[str | TableCell, ...] = NONE, NONE, "not run yet"
-        if (effect := findings.effect(cell, arm)) is not None:
+        if (effect := findings.effect(cell, arm, against=against)) is not None:
             p = "< 0.001" if effect.p_value < 0.001 else f"{effect.p_value:.3f}"
             verdict = TableCell(effect.verdict, (), _TONES[effect.verdict])
             found = difference(effect.result.difference), p, verdict
-        rows.append((_situation(findings, cell), arm, *found))
-    return table(("situation", "arm", "difference", "p, corrected", "verdict"), rows)
+        rows.append((_situation(findings, cell), arm, against, *found))
+    return table(("situation", "arm", "against", "difference", "p, corrected", "verdict"), rows)
 
 
 def _tried_of_cells(results: SweepResults) -> Table:
@@ -508,7 +509,7 @@ def _costs_of_cells(findings: Findings, results: SweepResults) -> Table:
         for cell in findings.design.cells
         if any((cell, arm, "seconds") in means for arm in arms)
     ]
-    note = "Seconds of training, and in brackets thousands of sampled tokens; means over seeds:"
+    note = f"Seconds of training, in brackets thousands of sampled tokens; means over {findings.repeated_over}:"
     return table(("situation", *arms), rows, note=note, style="numbers")
 
 

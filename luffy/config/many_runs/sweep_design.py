@@ -150,10 +150,12 @@ class PrimaryConfig(StrictModel):
 
 
 class PlannedConfig(StrictModel):
-    """Planned tests: each of `arms` against the reference in each of `cells`, on the primary measure."""
+    """Planned tests: each of `arms` against another in each of `cells`, on the primary measure."""
 
     cells: tuple[_DashedName, ...] = Field(min_length=1)
     arms: tuple[str, ...] = Field(min_length=1)
+    against: str | None = None
+    """None: the reference."""
 
 
 class SweepDesign(StrictModel):
@@ -216,8 +218,14 @@ class SweepDesign(StrictModel):
         return tuple(name for name in self.arms if name != self.reference)
 
     @property
-    def planned(self) -> tuple[tuple[str, str], ...]:
-        return tuple((cell, arm) for each in self.tests for cell in each.cells for arm in each.arms)
+    def planned(self) -> tuple[tuple[str, str, str], ...]:
+        """Cell, arm, and the arm that it is tested against."""
+        return tuple(
+            (cell, arm, each.against or self.reference)
+            for each in self.tests
+            for cell in each.cells
+            for arm in each.arms
+        )
 
     def in_cell(self, cell: str, points: Mapping[str, GridPoint] | None = None) -> "SweepDesign":
         """The comparison in a cell of a study: tuned there, or with its arms at the `points` chosen elsewhere. Later
@@ -281,14 +289,16 @@ class SweepDesign(StrictModel):
                     yield f"interactions.{name}: no axis is called {axis!r}; there are {', '.join(self.axes)}"
                 if level not in (known := self.axes[axis].levels):
                     yield f"interactions.{name}: axis {axis} has no level {level!r}; there are {', '.join(known)}"
-        cells, seen = self.cells, set[tuple[str, str]]()
-        for cell, arm in self.planned:
+        cells, seen = self.cells, set[tuple[str, frozenset[str]]]()
+        for cell, arm, against in self.planned:
             if cell not in cells:
                 yield f"tests: no cell is called {cell!r}; there are {', '.join(cells)}"
-            if arm not in self.arms:
-                yield f"tests: no arm is called {arm!r}; there are {', '.join(self.arms)}"
-            if arm == self.reference:
-                yield f"tests: {arm} is the reference; it cannot be tested against itself"
-            if (cell, arm) in seen:
-                yield f"tests: {arm} in {cell} is planned twice; give each test once"
-            seen.add((cell, arm))
+            for name in (arm, against):
+                if name not in self.arms:
+                    yield f"tests: no arm is called {name!r}; there are {', '.join(self.arms)}"
+            if arm == against:
+                what = "the reference" if arm == self.reference else "what it is tested against"
+                yield f"tests: {arm} is {what}; it cannot be tested against itself"
+            if (test := (cell, frozenset((arm, against)))) in seen:
+                yield f"tests: {arm} against {against} in {cell} is planned twice; give each test once"
+            seen.add(test)

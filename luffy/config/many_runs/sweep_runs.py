@@ -4,6 +4,9 @@ A study is one comparison in each of several cells: the centre, one other level 
 Runs that are equal in several cells are made once. With grids, every arm is tuned first, at equally many points, with
 seeds and on problems that are not reported.
 
+Where `model.path` holds `{seed}`, each seed of a study has a base policy of its own: then seeds stand for bases, and
+intervals are also about other bases.
+
 All arms have equal data, base policy, evaluation, grading and size of an RL step, and one budget: optimizer steps after
 the base policy, of SFT and RL together. The SFT steps between RL steps (`objective.interleaved_sft`) are unknown in
 advance: they count as optimizer steps, and the page reports by how many an arm missed the budget. Tokens, seconds and
@@ -41,6 +44,8 @@ from luffy.config.strict import StrictModel
 from luffy.config.yaml_source import KeyPath, Value
 from luffy.errors import ConfigError
 
+OF_SEED = "{seed}"
+"""In `model.path` of a study: the base policy that this seed starts from."""
 Chosen = Mapping[str, Mapping[str, int]]
 """Number of the chosen point by the tuned cell and by arm; arms for which nothing is chosen yet are missing."""
 
@@ -120,7 +125,14 @@ class Sweep:
             return first.model_copy(update={"name": name})
         stages = plain_stages(("prepare_data", "base", "evaluate"))
         shared = {"name": name, "chain": None, "method": None, "stages": stages}
-        return first.model_copy(update={**shared, "evaluation": reported_evaluation(first, self.design.select)})
+        shared |= {"evaluation": reported_evaluation(first, self.design.select)}
+        return _from_base_of(first.model_copy(update=shared), self.seeds(cell)[0])
+
+    @property
+    def repeated_over(self) -> str:
+        """What differs between the reported runs of an arm: their seeds, or their base policies."""
+        path = self.candidates()[0].config.model.path
+        return "bases" if path is not None and OF_SEED in path else "seeds"
 
     def tuned_cell(self, cell: str) -> str | None:
         """The cell whose tuning holds in `cell`; None where nothing is tuned."""
@@ -215,7 +227,7 @@ class Sweep:
             arm=each.arm,
             point=each.point,
             seed=seed,
-            config=config.model_copy(update={"name": name, "evaluation": evaluation, **seeded}),
+            config=_from_base_of(config.model_copy(update={"name": name, "evaluation": evaluation, **seeded}), seed),
             is_try=is_try,
             name={"grid": self.design.name, "comparison": each.arm}.get(kind, f"{cell}.{each.arm}"),
             names_point=is_try or kind == "grid",
@@ -250,6 +262,11 @@ def load_sweep(
     sweep = Sweep(design, file, origins)
     if not design.axes:
         sweep.candidates()
+        if sweep.repeated_over == "bases":
+            raise ConfigError(
+                f"{file}: model.path: {OF_SEED} stands for the base of each seed in a study alone (a file with axes); a "
+                f"{design.kind} starts all runs from one base"
+            )
     return sweep
 
 
@@ -274,6 +291,13 @@ def reported_evaluation(config: ExperimentConfig, select: SelectConfig | None) -
     if select is None or select.on == VALIDATION or evaluation.only is not None:
         return evaluation
     return evaluation.model_copy(update={"only": tuple(name for name in config.data.suites if name != select.on)})
+
+
+def _from_base_of(config: ExperimentConfig, seed: int) -> ExperimentConfig:
+    if (path := config.model.path) is None or OF_SEED not in path:
+        return config
+    own = path.replace(OF_SEED, str(seed))
+    return config.model_copy(update={"model": config.model.model_copy(update={"path": own})})
 
 
 def _seeded(sections: ExperimentConfig | StageEntry, seed: int) -> dict[str, StrictModel]:

@@ -229,8 +229,8 @@ class SweepResults:
     """The content of both files.
 
     Rows say whose they are by cell, role (`reported`; `tried`: a run of tuning; `base`: the policy that all arms of the
-    cell start from), arm (empty for the base), point (its number in the arm's grid), seed (0 for the base), suite and
-    decoding.
+    cell, or of a seed, start from), arm (empty for the base), point (its number in the arm's grid), seed (0 for the
+    base that all seeds share), suite and decoding.
     """
 
     measures: pd.DataFrame
@@ -264,9 +264,9 @@ def run_rows(cell: str, role: str, arm: str, point: GridPoint, result: RunResult
     return _rows(run, result.evaluation, asdict(result.costs))
 
 
-def base_rows(cell: str, scores: CheckpointScores) -> SweepResults:
-    """The rows of the policy that all arms of a cell start from."""
-    return _rows({"cell": cell, "role": BASE, "arm": "", "point": 0, "values": "", "seed": 0}, scores, {})
+def base_rows(cell: str, scores: CheckpointScores, seed: int = 0) -> SweepResults:
+    """The rows of the policy that all arms of a cell start from, or all of a seed's."""
+    return _rows({"cell": cell, "role": BASE, "arm": "", "point": 0, "values": "", "seed": seed}, scores, {})
 
 
 def _rows(run: dict[str, object], scores: CheckpointScores, costs: Mapping[str, float | None]) -> SweepResults:

@@ -42,6 +42,8 @@ from luffy.statistics.paired import holm
 Verdict = Literal["ahead", "behind", "not distinguishable"]
 Measured = tuple[str, str, Cell]
 """Cell of the design, arm ("": the base), and suite with decoding."""
+Contrast = tuple[str, str, str, Cell]
+"""Cell of the design, arm, the arm that it is compared with, and suite with decoding."""
 _UNTUNED = "no point of its grid has finished with every seed of select.seeds"
 
 
@@ -55,7 +57,7 @@ class Score:
 
 @dataclass(frozen=True, slots=True)
 class Effect:
-    """An arm minus the reference, in one cell on one suite under one decoding."""
+    """An arm minus another, in one cell on one suite under one decoding."""
 
     result: SeededDifference
     seeds: tuple[int, ...]
@@ -179,7 +181,9 @@ class Findings:
     measured: tuple[Cell, ...]
     """Suites by decoding; the primary one of a study first."""
     scores: Mapping[Measured, Score]
-    effects: Mapping[Measured, Effect]
+    effects: Mapping[Contrast, Effect]
+    repeated_over: str = "seeds"
+    """What the reported runs of an arm differ in: seeds, or bases."""
     arms: tuple[ArmResults, ...] = ()
     """The arms of a comparison, the points of a grid; a study's results hold no more than rows."""
     tuning: Tuning | None = None
@@ -200,14 +204,14 @@ class Findings:
         """Those of an arm or a point that are known, by suite and decoding."""
         return [(on, found) for on in self.measured if (found := self.score(arm, on)) is not None]
 
-    def effect(self, cell: str, arm: str, measured: Cell | None = None) -> Effect | None:
-        """On the primary measure, unless another is given."""
-        return self.effects.get((cell, arm, measured or self.measured[0]))
+    def effect(self, cell: str, arm: str, measured: Cell | None = None, against: str | None = None) -> Effect | None:
+        """On the primary measure and against the reference, unless others are given."""
+        return self.effects.get((cell, arm, against or self.design.reference, measured or self.measured[0]))
 
     @property
-    def missing(self) -> list[tuple[str, str]]:
+    def missing(self) -> list[tuple[str, str, str]]:
         """Planned tests that the results do not have yet."""
-        return [each for each in self.design.planned if self.effect(*each) is None]
+        return [(*test, against) for *test, against in self.design.planned if self.effect(*test, against=against) is None]
 
     @property
     def failures(self) -> list[str]:
@@ -245,11 +249,12 @@ def find(
     measured = tuple(dict.fromkeys([*primary, *(place[2] for place in rows)]))
     order = {name: number for number, name in enumerate(design.cells)}
     places = sorted((place for place in rows if place[0] in order), key=lambda place: order[place[0]])
+    pairs = dict.fromkeys([*((arm, design.reference) for arm in design.others), *(each[1:] for each in design.planned)])
     raw = {
-        (cell, arm, on): difference
+        (cell, arm, against, on): difference
         for cell, arm, on in places
-        if arm not in ("", design.reference)
-        and (difference := _difference(rows.get((cell, design.reference, on)), rows[cell, arm, on], confidence))
+        for against in (other for mine, other in pairs if mine == arm)
+        if (difference := _difference(rows.get((cell, against, on)), rows[cell, arm, on], confidence))
     }
     # Missing runs of a study make no other test more significant.
     family = [(*each, measured[0]) for each in design.planned] if design.axes else list(raw)
@@ -263,6 +268,7 @@ def find(
         effects={
             place: Effect(result, seeds, p_values.get(place), confidence) for place, (result, seeds) in raw.items()
         },
+        repeated_over=sweep.repeated_over,
         arms=tuple(arms),
         tuning=tuning,
     )
@@ -473,14 +479,15 @@ class SweepProgress:
         return {cell: choose(tuning_of(self.sweep, cell, outcomes), strict=True) for cell in tuned}
 
     def collect(self, runs: Iterable[SweepRun]) -> SweepResults:
-        """The rows of those of `runs` that are finished, and of the base of their cells."""
-        parts, bases = list[SweepResults](), set[str]()
+        """The rows of those of `runs` that are finished, and of the bases of their cells."""
+        parts, bases = list[SweepResults](), set[tuple[str, int]]()
         for run in runs:
             if (stages := self.finished(run)) is None:
                 continue
             role = TRIED if run.is_try else REPORTED
             parts.append(run_rows(run.cell, role, run.arm, run.point, read_run(run, stages)))
-            if not run.is_try and run.cell not in bases:
-                bases.add(run.cell)
-                parts.append(base_rows(run.cell, read_scores(stages["evaluate_base"])))
+            base = run.cell, run.seed if self.sweep.repeated_over == "bases" else 0
+            if not run.is_try and base not in bases:
+                bases.add(base)
+                parts.append(base_rows(run.cell, read_scores(stages["evaluate_base"]), base[1]))
         return in_order(together(parts))

@@ -12,7 +12,7 @@ from luffy.evaluation.across_runs.sweep_findings import find
 from luffy.report.page import html
 from luffy.report.sweep_pages import study_figure, study_markdown, study_page
 
-FOLDER = Path(__file__).parents[3] / "docs" / "study"
+FOLDER = Path(__file__).parents[3] / "docs" / "study" / "first"
 ARMS = ("sft", "on_policy", "sft_then_rl", "luffy")
 CELLS = {
     "1/16": "traced-sixteenth",
@@ -78,7 +78,7 @@ def accuracy(results, cell, arm):
 
 
 @pytest.mark.parametrize(
-    ("page", "num_rows"), [(FOLDER / "findings.md", len(CELLS)), (FOLDER.parents[1] / "README.md", 3)]
+    ("page", "num_rows"), [(FOLDER / "findings.md", len(CELLS)), (FOLDER.parents[2] / "README.md", 3)]
 )
 def test_accuracies_in_the_prose_are_the_mean_over_seeds_and_problems(results, page, num_rows):
     rows = dict(re.findall(r"^\| (.*?) \| (\d+\.\d \[.*)$", page.read_text(encoding="utf-8"), re.MULTILINE))

@@ -95,7 +95,7 @@ def test_failed_seeds_and_arms_are_shown_and_the_rest_is_compared():
     rows = pages.accuracy_table(findings, "greedy").texts
     assert "1 of 2 seeds, the others failed" in rows[3][0]
     assert rows[-1][1:] == ["failed", "failed"]
-    assert {name for _, name, _ in findings.effects} == {"other", "half"}
+    assert {name for _, name, _, _ in findings.effects} == {"other", "half"}
     page = page_of(findings)
     assert "Failed runs" in page and "&lt;script&gt;" in page
     assert pages.cost_table(findings).texts[-1][1:] == ["–"] * 5
@@ -313,17 +313,17 @@ def same(results, other):
 
 def test_holm_is_over_the_planned_tests_of_a_study_alone_and_one_without_results_counts(study, results):
     findings = find(study, results)
-    planned = {each: findings.effect(*each) for each in study.design.planned}
+    planned = {(cell, arm): findings.effect(cell, arm) for cell, arm, _ in study.design.planned}
     raw = sorted(effect.result.p_value for effect in planned.values())
     expected = np.maximum.accumulate([p * (len(raw) - i) for i, p in enumerate(raw)])
     assert sorted(effect.adjusted_p for effect in planned.values()) == pytest.approx(np.minimum(expected, 1.0))
-    others = [effect for (cell, arm, _), effect in findings.effects.items() if (cell, arm) not in planned]
+    others = [effect for (cell, arm, *_), effect in findings.effects.items() if (cell, arm) not in planned]
     assert others and all(effect.adjusted_p is None for effect in others)
     assert findings.effect("centre", "luffy").verdict == "ahead"
     assert findings.effect("heat-cool", "luffy").verdict == "not distinguishable"
     cut = results.where(cell={*study.cells} - {"budget-long"})
     findings = find(study, cut)
-    assert findings.missing == [("budget-long", "luffy")]
+    assert findings.missing == [("budget-long", "luffy", "sft")]
     effect = findings.effect("centre", "luffy")
     assert effect.adjusted_p == pytest.approx(2 * effect.result.p_value)
     assert pages.study_page(findings, cut).subtitle.startswith(f"{len(study.cells) - 1} of {len(study.cells)} cells")

@@ -229,6 +229,33 @@ def test_a_difference_over_seeds_by_hand():
     assert found.difference.high == pytest.approx(min(0.375 + half, 1.0), abs=1e-4)
 
 
+def test_from_five_seeds_on_what_chance_leaves_counts_once():
+    """Five seeds, four problems; the analysis of variance from its definition, in place of means of means."""
+    second = np.array([[1, 0, 0, 0], [1, 1, 1, 0], [1, 1, 1, 1], [1, 1, 0, 1], [0, 0, 0, 0]], dtype=float)
+    mean, of_seed, of_problem = second.mean(), second.mean(axis=1), second.mean(axis=0)
+    left = sum(
+        (second[s, p] - of_seed[s] - of_problem[p] + mean) ** 2 for s in range(5) for p in range(4)
+    ) / (4 * 3)
+    seeds = 4 * sum((each - mean) ** 2 for each in of_seed) / 4
+    imagined = [*of_problem, 1 / np.sqrt(5), -1 / np.sqrt(5)]
+    problems = 20 * np.var(imagined) / 6
+    assert seeds > left < problems
+    variance = (seeds + problems - left) / 20
+    freedom = (20 * variance) ** 2 / (seeds**2 / 4 + problems**2 / 5 + left**2 / 12)
+    found = seeded_difference(np.zeros((5, 4)).tolist(), second.tolist(), 1, 0.95)
+    assert found.p_value == pytest.approx(student_p(mean / np.sqrt(variance), freedom), rel=1e-9)
+    assert found.difference.low == pytest.approx(mean - student_quantile(0.95, freedom) * np.sqrt(variance))
+
+
+def test_five_seeds_that_differ_no_more_than_chance_leaves_add_nothing_to_the_problems():
+    """Each seed gains on other problems, equally many: seeds are no reason for doubt, nor the problems."""
+    second = [[float(p % 5 != s) for p in range(100)] for s in range(5)]
+    found, once = (seeded_difference([[0.0] * 100] * len(rows), rows, 1, 0.95) for rows in (second, second[:1]))
+    assert found.by_seed == (0.8,) * 5
+    width, alone = (each.difference.high - each.difference.low for each in (found, once))
+    assert width == pytest.approx(alone / np.sqrt(5), rel=0.1)
+
+
 @pytest.mark.parametrize(("num_seeds", "num_problems"), [(3, 1), (4, 2), (5, 3)])
 def test_seeds_and_problems_of_equal_degrees_of_freedom_both_count(num_seeds: int, num_problems: int):
     alike = seeded_difference([[0] * num_problems] * num_seeds, [[1] * num_problems] * num_seeds, 1, 0.95)
