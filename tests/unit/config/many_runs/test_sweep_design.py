@@ -309,6 +309,18 @@ def test_values_chosen_at_the_centre_hold_in_every_cell_or_every_cell_tunes_its_
     assert {run.cell for run in study.reported_runs(study.cells, {"heat-cool": {"luffy": 2}})} == {"heat-cool"}
 
 
+def test_each_seed_of_a_study_can_start_from_a_base_of_its_own(load):
+    overrides = "overrides: [evaluation.max_response_tokens=16, base.steps=4,"
+    assert load(STUDY).repeated_over == "seeds"
+    study = load(changed(STUDY, overrides, f"overrides: {BASES[:-1]}, evaluation.max_response_tokens=16,"))
+    assert study.repeated_over == "bases"
+    runs = [*study.tuning_runs(), *study.reported_runs(study.cells)]
+    assert {run.seed for run in runs} == {100, 1, 2}
+    assert all(run.config.model.path == f"bases/{run.seed}" for run in runs)
+    assert study.common().model.path == "bases/1"
+    assert len({run.made_as for run in runs if (run.cell, run.arm) == ("centre", "sft")}) == 4  # two tries
+
+
 @pytest.mark.slow  # loads every arm in every cell
 def test_the_design_page_counts_what_the_design_has():
     study = load_sweep(DESIGN)
@@ -317,11 +329,11 @@ def test_the_design_page_counts_what_the_design_has():
     tuning = len(distinct(study.tuning_runs(study.cells)))
     reported = len(distinct(study.reported_runs(study.cells)))
     design = study.design
-    assert f"| cells | {len(study.cells)}: " in text
-    assert f"| runs | {tuning + reported}: {tuning} to tune, {reported} to report |" in text
-    assert f"| seeds | {len(design.seeds)} at the centre, {len(design.seeds_elsewhere)} in every other cell |" in text
-    assert f"There are {len(design.planned)} planned tests" in text
-    assert tuning + reported <= 400
+    words = dict(zip(range(5, 9), ("five", "six", "seven", "eight"), strict=True))
+    assert f"| cells | {words[len(study.cells)]}: " in text
+    assert f"| runs | {tuning} to tune, {reported} to report |" in text
+    assert f"| bases | {words[len(design.seeds)]} for each kind" in text and design.seeds == design.seeds_elsewhere
+    assert f"{len(design.planned)} tests are planned" in text
 
 
 # Mistakes: one line that says where, with `..` between what it has to name.
@@ -362,6 +374,7 @@ def test_an_arm_cannot_be_unequal(load, override, named):
 
 
 LR = "rl.optimizer.lr: [1e-4, 1e-3]"
+BASES = '[data.corpus=null, base=null, model.architecture=null, "model.path=bases/{seed}"]'
 BASE_ALONE = changed(GRID, "[chain=sft, method=sft]", '["stages=[prepare_data, base, evaluate]"]')
 TUNED_ON_LONGER = changed(TUNED, "on: validation", "on: longer")
 
@@ -421,11 +434,19 @@ TUNED_ON_LONGER = changed(TUNED, "on: validation", "on: longer")
         (GRID, "sft.num_traces: [4, 8]", "rl.steps: [4, 8]", "are the same run"),
         (GRID, "sft.num_traces: [4, 8]", "sft.seed: [4, 8]", "sft.seed .. seeds"),
         (GRID, "sft.num_traces: [4, 8]", "name: [a, b]", "name cannot be tried"),
+        (COMPARED, STEPS, STEPS + f"overrides: {BASES}\n", "model.path: {seed} .. a study alone"),
+        (GRID, "chain=sft", f"{BASES[1:-1]}, chain=sft", "model.path: {seed} .. a study alone"),
         (GRID, "seeds", "budget: {optimizer_steps: 4}\nseeds", "budget: has no effect in a grid .. experiment"),
         (BASE_ALONE, f"sft.num_traces: [4, 8], sft.{LR[3:]}", "base.steps: [4, 8]", "seeds: .. sft or rl"),
         # Studies.
         (STUDY, "cells: [centre, budget-long]", "cells: [budget-huge]", "no cell is called 'budget-huge'"),
         (STUDY, "arms: [luffy]}", "arms: [chord]}", "no arm is called 'chord'"),
+        (STUDY, "arms: [luffy]}", "arms: [luffy], against: chord}", "no arm is called 'chord'"),
+        (STUDY, "arms: [luffy]}", "arms: [luffy], against: luffy}", "luffy is what it is tested against"),
+        (STUDY, "arms: [luffy]}", "arms: [luffy, sft], against: luffy}", "luffy is what it is tested against"),
+        (STUDY, "arms: [luffy]}", "arms: [sft]}", "sft is the reference"),
+        (STUDY, "arms: [luffy]}", "arms: [luffy]}\n  - {cells: [centre], arms: [sft], against: luffy}",
+         "sft against luffy in centre is planned twice"),
         (STUDY, "reference: sft", "reference: ppo", "no arm is called 'ppo'"),
         (STUDY, "{budget: long, heat: cool}", "{budget: long, cold: cool}", "no axis is called 'cold'"),
         (STUDY, "{budget: long, heat: cool}", "{budget: long, heat: hot}", "axis heat has no level 'hot'"),
