@@ -7,7 +7,7 @@ from typing import Annotated, Literal, Self, TypeVar
 from pydantic import Field, PositiveInt, ValidationError
 
 from luffy.config.answers import DifficultyConfig, SampleConfig, TeacherConfig
-from luffy.config.chain import StageInstance
+from luffy.config.chain import StageNode
 from luffy.config.data import DataConfig
 from luffy.config.environment import LANES, EnvironmentConfig
 from luffy.config.evaluation import EvaluationConfig, HeldOutSettings
@@ -312,7 +312,7 @@ def settings_class(kind: StageKind) -> type[StageSettings]:
     return kind.settings or SETTINGS[kind.name]
 
 
-def settings_of(stage: StageInstance) -> StageSettings:
+def settings_of(stage: StageNode) -> StageSettings:
     """The settings of a stage of a chain. ConfigError for options that its class refuses."""
     kind, config = stage.kind, stage.config
     if kind.settings is None:

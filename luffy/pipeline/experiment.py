@@ -18,6 +18,7 @@ from typing import Literal
 from pydantic import ValidationError
 
 from luffy.config import ExperimentConfig
+from luffy.config.chain import StageNode
 from luffy.config.execution import ExecutionConfig
 from luffy.config.settings import BaseSettings, RLSettings, SFTSettings, StageSettings, has_own_vllm
 from luffy.errors import EXIT_USER_ERROR, DataError, LuffyError, StageFailed, UserError
@@ -25,7 +26,7 @@ from luffy.pipeline.disk import usable
 from luffy.pipeline.engine_process import EngineProcess, current_engine_process
 from luffy.pipeline.events import EVENTS_FILE, Event, EventReader, how_it_ended
 from luffy.pipeline.gpus import gpus_of_stage, own_gpus, trains_here
-from luffy.pipeline.graph import StageNode, build_graph
+from luffy.pipeline.graph import build_graph
 from luffy.pipeline.identity import Identity, IdentityRecord, code_of, identity_of, read_identity
 from luffy.pipeline.job import JOB_FILE, StageJob, write_job
 from luffy.pipeline.lock import holder_of, stage_lock

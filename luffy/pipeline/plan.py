@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from luffy.pipeline.graph import StageNode
+from luffy.config.chain import StageNode
 from luffy.pipeline.identity import IDENTITY_FILE, REVISION, Identity, Json, read_identity
 
 Action = Literal["reuse", "depends", "pull", "adopt", "resume", "continue", "run"]

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from importlib.metadata import version
 
 from luffy.config import ExperimentConfig
+from luffy.config.chain import StageNode
 from luffy.config.execution import NO_FLOAT32_ADAPTER
 from luffy.config.model import ModelConfig
 from luffy.config.settings import cluster_gpus, engine_gpus, has_own_vllm
@@ -16,7 +17,7 @@ from luffy.config.training import ModelTeacher
 from luffy.errors import ConfigError
 from luffy.model_shape import architecture_of, linear_layers, missing_package, positions_of
 from luffy.pipeline.gpus import Gpu, detected_gpus, hidden_gpus
-from luffy.pipeline.graph import StageNode, build_graph
+from luffy.pipeline.graph import build_graph
 from luffy.pipeline.inherited_environment import complaints_about_variables
 from luffy.pipeline.memory import (
     GIB,

@@ -9,6 +9,7 @@ from support.refusals import refused
 from synthetic.settings import SMOKE
 
 from luffy.config import ExperimentConfig, load_experiment
+from luffy.config.chain import StageNode
 from luffy.config.derived import EvaluatedModel, evaluated, evaluation, sweep_of
 from luffy.config.evaluation import DECODING, TEMPLATES, EvaluationConfig
 from luffy.config.grading import AnyGrader, ChoiceGrader, GradingConfig, MathGrader, StrictMathGrader
@@ -17,7 +18,7 @@ from luffy.config.settings import CONFIGURE, SETTINGS, RLSettings, StageSettings
 from luffy.config.stage_kinds import CHAIN_KINDS, STAGE_KINDS
 from luffy.data.prompt_templates import PROMPT_TEMPLATES
 from luffy.errors import ConfigError
-from luffy.pipeline.graph import StageNode, build_graph
+from luffy.pipeline.graph import build_graph
 from luffy.pipeline.identity import identifying, identity_of
 
 RL = ("chain=rl", "method=luffy")
