@@ -33,11 +33,10 @@ from luffy.pipeline.lock import holder_of, stage_lock
 from luffy.pipeline.manifest import Manifest, consumed_digests, finished_manifest, read_manifest, uncommitted_changes
 from luffy.pipeline.memory import shared_context
 from luffy.pipeline.outside import outside_files
-from luffy.pipeline.plan import StagePlan, why_not_reused
+from luffy.pipeline.plan import StagePlan, check_space, why_not_reused
 from luffy.pipeline.records import RunRecord, read_run
 from luffy.pipeline.reuse import FinishedStage, adopt, adoptable, complete_checkpoints, examine, newest_checkpoint
 from luffy.pipeline.shared_cache import SharedCache
-from luffy.pipeline.space import check_space
 from luffy.pipeline.supervise import stage_command, supervise
 from luffy.pipeline.workspace import JOBS_FOLDER, Workspace, claiming, link, write_run
 
