@@ -52,7 +52,7 @@ def _of_view(config: "ExperimentConfig", kinds: frozenset[str]) -> Iterator[str]
                 "that learns from rollouts only (on_policy)"
             )
     if config.environment is not None:
-        yield from _of_environment(config, config.environment, objective, rl)
+        yield from _of_environment(config, kinds, config.environment, objective, rl)
     yield from _of_tasks(config)
     yield from _of_evaluation(config, kinds)
     if objective is not None and rl is not None:
@@ -97,11 +97,19 @@ def _of_teachers(config: "ExperimentConfig", rl: RLConfig | None) -> Iterator[st
 
 def _of_environment(
     config: "ExperimentConfig",
+    kinds: frozenset[str],
     environment: EnvironmentConfig,
     objective: ObjectiveConfig | None,
     rl: RLConfig | None,
 ) -> Iterator[str]:
     """Turns follow the chat template, RL can learn from the episodes, and groups are measured in RL, after grading."""
+    answering = {"rl": config.rl, "difficulty": config.difficulty, "sample": config.sample}
+    for name, section in answering.items():
+        if name in kinds and section is not None and section.stop:
+            yield (
+                f"{name}.stop has no effect with an environment, whose turns end with the stop token of the chat "
+                "template; remove it"
+            )
     if (evaluation := config.evaluation) is not None:
         cut = [name for name, suite in evaluation.suites.items() if suite.stop or suite.template not in (None, "own")]
         if evaluation.stop or evaluation.template != "own" or cut:

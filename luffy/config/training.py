@@ -204,8 +204,8 @@ class TaughtRows(StrictModel):
 
 
 class _Teacher(StrictModel):
-    rows: Annotated[TaughtRows | None, BeforeValidator(lambda value: None if value == "rest" else value)] = None
-    """The rows that it scores, of those that no teacher before it takes; None, or `rest`: all of them."""
+    rows: Annotated[TaughtRows | None, BeforeValidator(lambda value: None if value in ("rest", {}) else value)] = None
+    """The rows that it scores, of those that no teacher before it takes; None, `rest` or no condition: all of them."""
 
     @property
     def rows_in_words(self) -> str:

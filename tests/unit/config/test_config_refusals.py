@@ -105,6 +105,7 @@ REFUSED = {
     ]),
     "rl.teachers": (SMOKE, [
         ("execution.rl_teachers.teacher.urls: missing .. org/big", *OPD, OF_SERVER[0]),
+        ("teachers.a takes all rows .. move it last", *OPD, TWO_TEACHERS.replace("some/model", "some/model, rows: {}")),
         ("temperature 1 .. rl.temperature 0.7", *OPD, *OF_SERVER, "rl.temperature=0.7"),
         ("rl.teachers: missing", *OPD),
         ("rl.teacher .. rl.teachers={teacher: ", *OPD, "rl.teacher={kind: model, path: some/model}"),
@@ -187,6 +188,9 @@ REFUSED = {
     "environment": (GAME, [
         ("tracking.mlflow: is gone .. tensorboard", "tracking.mlflow='sqlite:///runs.db'"),
         ("scoring.group_measures: is gone .. relative:shortest_correct .. weights", OF_GROUPS),
+        ("difficulty.stop .. environment", "difficulty={stop: [ab]}"),
+        ("rl.stop .. environment", "rl.stop=[ab]"),
+        ("sample.stop .. environment", ITERATED, "method=null", "sample.stop=[ab]"),
         (f"objective.advantage.kind: gae: {AS_ONE}", BRANCHING, "method=ppo"),
         (f"objective.replay: {AS_ONE}", BRANCHING, "method=exgrpo"),
         (f"{STARTS}.hint: {AS_ONE}", BRANCHING, "method=uft"),
