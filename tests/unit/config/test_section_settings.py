@@ -107,7 +107,6 @@ OF_RL = {"temperature": 0.7, "max_response_tokens": 64, "stop": ("</answer>",)}
 OWN = {"temperature": 1.2, "max_response_tokens": 32, "engine": "transformers", "stop": []}
 ALONE = ["prepare_data", "base", "sample"]
 BEHIND_SFT = "stages=[prepare_data, base, sample, sft, difficulty, rl, evaluate]"
-MEASURED = ["prepare_data", "base", "difficulty"]
 POOLS = "rl.sampling={kind: pools}"
 MOVING = "rl.sampling={kind: pools, hard_at_most: {kind: linear, start: 0.1, end: 0.3}}"
 
@@ -124,9 +123,7 @@ MOVING = "rl.sampling={kind: pools, hard_at_most: {kind: linear, start: 0.1, end
         (sample, ["chain=expert_iteration"], (64, "transformers")),
         (sample, ["chain=expert_iteration", "cluster=ray"], (64, "vllm")),
         (sample, ["sample={}"], None),
-        (stages, ["difficulty.num_samples=4"], [*MEASURED, "sft", "rl"]),
-        (stages, ["difficulty.num_samples=4", *RL], [*MEASURED, "rl"]),
-        (stages, RL, ["prepare_data", "base", "rl"]),
+        (stages, ["difficulty.num_samples=4", *RL], ["prepare_data", "base", "difficulty", "rl"]),
         (stages, ["difficulty={}", "chain=sft"], ["prepare_data", "base", "sft"]),
         (stages, [*TEACHERS, "difficulty={}", BEHIND_SFT], [*ALONE, "sft", "difficulty", "rl"]),
         (stages, [*TEACHERS, "difficulty={}"], [*ALONE, "difficulty", "sft", "rl"]),

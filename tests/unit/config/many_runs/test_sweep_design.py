@@ -383,7 +383,7 @@ TUNED_ON_LONGER = changed(TUNED, "on: validation", "on: longer")
         # Keys, names and files.
         (COMPARED, "reference: luffy", "reference: lufy", "reference: .. 'lufy'"),
         (COMPARED, "reference: luffy\n", "", "reference: is missing"),
-        (COMPARED, "[1, 2]", "[1, 1]", "seeds: give each seed once"),
+        (COMPARED, "[1, 2]", "[1, 1]", "seeds: 1 is listed twice"),
         (COMPARED, "chain: rl,", "chain: rll,", "no preset 'rll' in exp_configs/chains/"),
         (COMPARED, "method: luffy", "method: luffy, metod: luffy", "did you mean 'method'?"),
         (COMPARED, "method: luffy", "method: other.yaml", "many.yaml:8: arms.luffy: method: other.yaml"),
@@ -408,7 +408,7 @@ TUNED_ON_LONGER = changed(TUNED, "on: validation", "on: longer")
         (TUNED, "select: {on: validation, seeds: [100, 101]}\n", "", "select: missing"),
         (COMPARED, STEPS, STEPS + "select: {seeds: [100]}\n", "select: .. grid"),
         (TUNED, "[100, 101]", "[100, 2]", "select.seeds: 2 is also reported"),
-        (TUNED, "[100, 101]", "[100, 100]", "select.seeds: give each seed once"),
+        (TUNED, "[100, 101]", "[100, 100]", "select.seeds: 100 is listed twice"),
         (TUNED, "[100, 101]", "[100, 101], halving: {min_resource: 6}", "select.halving: unknown key"),
         (TUNED, "[100, 101]", "[100], random: 3", "select.random: is gone; every point"),
         (TUNED, "[100, 101]", "[100], decoding: greed", "decoding: .. 'greed' .. greedy"),
