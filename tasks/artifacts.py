@@ -7,8 +7,7 @@ The same function serves running, finished and reused stages. This module does n
 import contextvars
 import logging
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from uuid import UUID
@@ -120,25 +119,12 @@ class Publisher:
                 self._changed.wait_for(lambda: self._offered or self._closing)
                 offered, self._offered, is_last = self._offered, {}, self._closing
             for place, make in offered.items():
-                with tolerating_prefect(f"the artifact {place[1]} could not be written") as faults:
+                try:
                     if (artifact := make()) is not None:
                         self._identifiers[place] = self._write(*place, artifact, self._identifiers.get(place))
-                if faults:
+                except Exception as error:  # Prefect's client, its server and the network in between raise anything
+                    logger.debug("the artifact %s could not be written: %s", place[1], error, exc_info=True)
                     with self._changed:  # a stage's last page must survive a hiccup of the API
                         self._offered.setdefault(place, make)
             with self._changed:
                 self._changed.wait_for(lambda: self._closing, _REST_S)
-
-
-@contextmanager
-def tolerating_prefect(what: str, level: int = logging.DEBUG) -> Iterator[list[Exception]]:
-    """Log any error raised in the block as `what` and go on; yields a list that receives the error.
-
-    Prefect is only a view and may not end or delay a run.
-    """
-    faults: list[Exception] = []
-    try:
-        yield faults
-    except Exception as error:  # its client, its server and the network in between raise anything
-        faults.append(error)
-        logger.log(level, "%s: %s", what, error, exc_info=level == logging.DEBUG)

@@ -20,9 +20,9 @@ from prefect.serializers import JSONSerializer
 from prefect.settings import PREFECT_TASKS_REFRESH_CACHE
 from prefect.transactions import CommitMode, IsolationLevel, transaction
 
+from luffy.config.chain import StageNode
 from luffy.errors import StageFailed
 from luffy.pipeline.events import Event, EventKind
-from luffy.pipeline.graph import StageNode
 from luffy.pipeline.lock import FlockManager
 from luffy.pipeline.reuse import RECORD_FILE, FinishedStage
 from luffy.pipeline.walk import find_room, walk

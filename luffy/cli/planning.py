@@ -8,11 +8,12 @@ from collections.abc import Collection, Iterator, Sequence
 
 from luffy.cli.console import memory_table, plan_table, say, show_rows, terminal
 from luffy.config import ExperimentConfig
+from luffy.config.chain import StageNode
 from luffy.config.many_runs.sweep_runs import Sweep
 from luffy.errors import ConfigError
 from luffy.pipeline.experiment import open_experiment
 from luffy.pipeline.gpus import detected_gpus, gpus_of_stage
-from luffy.pipeline.graph import StageNode, build_graph
+from luffy.pipeline.graph import build_graph
 from luffy.pipeline.manifest import Manifest, read_manifest
 from luffy.pipeline.plan import StagePlan, similar_results
 from luffy.pipeline.resources import find_resources

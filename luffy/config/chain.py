@@ -7,7 +7,7 @@ so that here every section is whole.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from pydantic import Field, JsonValue, NonNegativeInt
@@ -108,20 +108,27 @@ class View:
 
 
 @dataclass(frozen=True, slots=True)
-class StageInstance:
+class StageNode:
     """A stage of the chain."""
 
     name: str
     """Unique in the chain: that of its entry, or one derived from what it evaluates (`evaluate_rl`)."""
     kind: StageKind
     inputs: Mapping[str, str]
-    """Input name to the name of the instance that provides it."""
+    """Input name to the name of the node that provides it."""
     config: "ExperimentConfig"
     """The experiment as this stage sees it."""
-    provides: tuple[Role, ...]
-    options: Mapping[str, JsonValue]
-    groups: tuple[str, ...]
+    provides: tuple[Role, ...] = ()
+    options: Mapping[str, JsonValue] = field(default_factory=dict)
+    groups: tuple[str, ...] = ()
     """The names of its entry, and of the group of repeated stages that this is in."""
+    settings: StrictModel = field(default_factory=StrictModel)
+    """Those of its program, which `luffy.pipeline.graph.build_graph` adds."""
+
+    @property
+    def stage(self) -> str:
+        """Its kind's name."""
+        return self.kind.name
 
 
 def views_of(config: "ExperimentConfig") -> tuple[View, ...]:
@@ -134,17 +141,17 @@ def views_of(config: "ExperimentConfig") -> tuple[View, ...]:
     )
 
 
-def instances_of(config: "ExperimentConfig") -> tuple[StageInstance, ...]:
+def instances_of(config: "ExperimentConfig") -> tuple[StageNode, ...]:
     """The stages of a valid experiment, each after those that it reads from."""
-    made: list[StageInstance] = []
+    made: list[StageNode] = []
     for name, entry in config.stages.items():
         made += _instances(name, entry, config.seen_by(name), made)
     return tuple(made)
 
 
 def _instances(
-    name: str, entry: StageEntry, config: "ExperimentConfig", before: list[StageInstance]
-) -> Iterator[StageInstance]:
+    name: str, entry: StageEntry, config: "ExperimentConfig", before: list[StageNode]
+) -> Iterator[StageNode]:
     kind = kind_of(entry.kind)
     roles, provides = kind.inputs_in(config), kind.provides_in(config)
     inputs = {
@@ -156,7 +163,7 @@ def _instances(
         inputs |= {made.name: made.name for made in before if made.name not in inputs.values()}
     groups = (name,) if entry.group is None else (name, entry.group)
     if kind.for_each is None:
-        yield StageInstance(name, kind, inputs, config, provides, entry.options, groups)
+        yield StageNode(name, kind, inputs, config, provides, entry.options, groups)
         return
     each = next(role_name for role_name, role in roles.items() if role == kind.for_each)
     asked = entry.inputs.get(each)
@@ -165,7 +172,7 @@ def _instances(
     for made in before:
         if kind.for_each in made.provides and (wanted is None or made.name in wanted):
             read = {**inputs, each: made.name}
-            yield StageInstance(f"{prefix}_{made.name}", kind, read, config, provides, entry.options, groups)
+            yield StageNode(f"{prefix}_{made.name}", kind, read, config, provides, entry.options, groups)
 
 
 def sections_of(kind: StageKind) -> tuple[str, ...]:
@@ -174,7 +181,7 @@ def sections_of(kind: StageKind) -> tuple[str, ...]:
     return kind.reads or tuple(name for name in SECTIONS if name in named and name not in EVERY_STAGE)
 
 
-def newest(before: list[StageInstance], role: Role) -> str:
+def newest(before: list[StageNode], role: Role) -> str:
     """The last of these stages that provides the role."""
     return next(made.name for made in reversed(before) if role in made.provides)
 
@@ -184,7 +191,7 @@ def broken_chain(config: "ExperimentConfig") -> Iterator[str]:
     start = ("prepare_data", "base")
     if missing := [stage for stage in start if stage not in config.kinds]:
         yield f"stages: {', '.join(missing)} missing; every chain starts with {', '.join(start)}"
-    before: list[StageInstance] = []
+    before: list[StageNode] = []
     for name, entry in config.stages.items():
         kind, seen = kind_of(entry.kind), config.seen_by(name)
         if not kind.is_in_chains:
@@ -227,9 +234,7 @@ def _unused_parts(where: str, entry: StageEntry, kind: StageKind, config: "Exper
             yield f"{where}.{section}.{changed}: has no effect on {kind.name}, which takes its inputs; remove it"
 
 
-def _broken_inputs(
-    where: str, entry: StageEntry, roles: Mapping[str, Role], before: list[StageInstance]
-) -> Iterator[str]:
+def _broken_inputs(where: str, entry: StageEntry, roles: Mapping[str, Role], before: list[StageNode]) -> Iterator[str]:
     kind = kind_of(entry.kind)
     for name, asked in entry.inputs.items():
         if name not in roles:

@@ -50,8 +50,6 @@ class DecodingConfig(StrictModel):
     def _complaints(self) -> Iterator[str]:
         if self.is_greedy and self.num_samples > 1:
             yield "greedy decoding gives the same response each time; set num_samples: 1"
-        if self.is_greedy and self.top_p < 1:
-            yield f"top_p {self.top_p} has no effect on greedy decoding (temperature 0); remove it"
 
     @property
     def is_greedy(self) -> bool:
@@ -106,14 +104,6 @@ class EvaluationConfig(StrictModel):
     `execution.server` that serve `model.endpoint`."""
     confidence: Fraction = 0.95
     """Level of the intervals."""
-
-    def _complaints(self) -> Iterator[str]:
-        sampled = [name for name, suite in self.suites.items() if suite.num_samples is not None]
-        if sampled and all(decoding.is_greedy for decoding in self.decodings.values()):
-            yield (
-                f"suites.{sampled[0]}.num_samples has no effect: every decoding is greedy; remove it or add a decoding "
-                "with a temperature"
-            )
 
     def protocol(self, suite: str, decoding: str) -> SuiteProtocol:
         """The resolved settings of a suite under a decoding, both by name."""
@@ -187,10 +177,6 @@ class ValidationConfig(StrictModel):
     def names(self) -> tuple[str, ...]:
         """Names of the suites as metrics have them."""
         return self.suites or (VALIDATION,)
-
-    def complaint_about_length(self, steps: int) -> str | None:
-        """None: a stage of so many steps has a measurement between the first and the last."""
-        return f"every {self.every} is above the stage's {steps} steps; lower it" if self.every > steps else None
 
     def spelled_out(
         self, evaluation: EvaluationConfig | None, grading: GradingConfig, max_response_tokens: int

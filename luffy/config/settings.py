@@ -7,7 +7,7 @@ from typing import Annotated, Literal, Self, TypeVar
 from pydantic import Field, PositiveInt, ValidationError
 
 from luffy.config.answers import DifficultyConfig, SampleConfig, TeacherConfig
-from luffy.config.chain import StageInstance
+from luffy.config.chain import StageNode
 from luffy.config.data import DataConfig
 from luffy.config.environment import LANES, EnvironmentConfig
 from luffy.config.evaluation import EvaluationConfig, HeldOutSettings
@@ -192,47 +192,34 @@ def _settings(kind: type[Settings], config: ExperimentConfig, **own: object) -> 
     return kind.model_validate({name: shared[name] for name in kind.model_fields if name in shared} | own)
 
 
-def _prepare_data(config: ExperimentConfig) -> PrepareDataSettings:
+def _prepare_data(config: ExperimentConfig) -> Mapping[str, object]:
     data = config.data
     if config.is_taught:  # the stage sample chooses SFT's examples, once their traces are there
         sft = data.sft.model_copy(update={"unique_train_examples": "all"})
         data = data.model_copy(update={"sft": sft, "rl": "train"})
     model = config.model
-    return _settings(
-        PrepareDataSettings,
-        config,
-        data=data,
-        model_path=model.source,
-        chat_template=model.chat_template,
-        template_date=model.template_date,
-    )
+    named = {"chat_template": model.chat_template, "template_date": model.template_date}
+    return {"data": data, "model_path": model.source, **named}
 
 
-def _sample(config: ExperimentConfig) -> SampleSettings:
+def _sample(config: ExperimentConfig) -> Mapping[str, object]:
     sample = config.sampled_traces or config.sample
     assert sample is not None
     of_author = {"data": config.data, "dtype": "float32"} if sample.teachers else {"data": None}
-    return _settings(
-        SampleSettings,
-        config,
-        seed=config.seed if sample.seed is None else sample.seed,
-        sample=sample.model_copy(update={"seed": None}),
-        **of_author,
-    )
+    seed = config.seed if sample.seed is None else sample.seed
+    return {"seed": seed, "sample": sample.model_copy(update={"seed": None}), **of_author}
 
 
-def _rl(config: ExperimentConfig) -> RLSettings:
+def _rl(config: ExperimentConfig) -> Mapping[str, object]:
     rl, objective, lora = config.rl, config.objective, config.model.lora
     assert rl is not None
     assert objective is not None
-    return _settings(
-        RLSettings,
-        config,
-        objective=objective if rl.correction is None else objective.with_correction(rl.correction),
-        prompts=config.data.rl,
-        lora=None if lora is None else lora.without_dropout,
+    return {
+        "objective": objective if rl.correction is None else objective.with_correction(rl.correction),
+        "prompts": config.data.rl,
+        "lora": None if lora is None else lora.without_dropout,
         **_trained("rl", rl.model_copy(update={"correction": None}), config, rl.max_response_tokens),
-    )
+    }
 
 
 def _trained(
@@ -283,17 +270,16 @@ SETTINGS: dict[str, type[StageSettings]] = {
     "report": ReportSettings,
     "sweep": SweepSettings,
 }
-CONFIGURE: dict[str, Callable[[ExperimentConfig], StageSettings]] = {
+_OWN: dict[str, Callable[[ExperimentConfig], Mapping[str, object]]] = {
     "prepare_data": _prepare_data,
-    "base": lambda config: _settings(BaseSettings, config, model=config.model.model_copy(update={"lora": None})),
-    "difficulty": lambda config: _settings(DifficultySettings, config, difficulty=config.measured_difficulty),
+    "base": lambda config: {"model": config.model.model_copy(update={"lora": None})},
+    "difficulty": lambda config: {"difficulty": config.measured_difficulty},
     "sample": _sample,
-    "sft": lambda config: _settings(SFTSettings, config, **_trained("sft", config.sft, config, None)),
+    "sft": lambda config: _trained("sft", config.sft, config, None),
     "rl": _rl,
-    "evaluate": evaluate_settings,
-    "report": lambda config: ReportSettings(experiment=config),
+    "report": lambda config: {"experiment": config},
 }
-"""Derives the settings of each stage of a chain from the experiment as it sees it; `settings_of` has all kinds."""
+"""Fields of a kind's settings that are not what the experiment has by those names."""
 GPUS: dict[str, Callable[[ExperimentConfig], int]] = {
     # A folder is only copied.
     "base": lambda config: config.execution.ranks if config.model.architecture is not None else 0,
@@ -312,11 +298,16 @@ def settings_class(kind: StageKind) -> type[StageSettings]:
     return kind.settings or SETTINGS[kind.name]
 
 
-def settings_of(stage: StageInstance) -> StageSettings:
+def settings_in(config: ExperimentConfig, kind: str) -> StageSettings:
+    """The settings of a stage of a chain, of a kind of this package, from the experiment as it sees it."""
+    return _settings(SETTINGS[kind], config, **(_OWN[kind](config) if kind in _OWN else {}))
+
+
+def settings_of(stage: StageNode) -> StageSettings:
     """The settings of a stage of a chain. ConfigError for options that its class refuses."""
     kind, config = stage.kind, stage.config
     if kind.settings is None:
-        return CONFIGURE[kind.name](config)
+        return settings_in(config, kind.name)
     try:
         if kind.configure is not None:
             return kind.configure(config)

@@ -18,6 +18,7 @@ from typing import Literal
 from pydantic import ValidationError
 
 from luffy.config import ExperimentConfig
+from luffy.config.chain import StageNode
 from luffy.config.execution import ExecutionConfig
 from luffy.config.settings import BaseSettings, RLSettings, SFTSettings, StageSettings, has_own_vllm
 from luffy.errors import EXIT_USER_ERROR, DataError, LuffyError, StageFailed, UserError
@@ -25,18 +26,17 @@ from luffy.pipeline.disk import usable
 from luffy.pipeline.engine_process import EngineProcess, current_engine_process
 from luffy.pipeline.events import EVENTS_FILE, Event, EventReader, how_it_ended
 from luffy.pipeline.gpus import gpus_of_stage, own_gpus, trains_here
-from luffy.pipeline.graph import StageNode, build_graph
+from luffy.pipeline.graph import build_graph
 from luffy.pipeline.identity import Identity, IdentityRecord, code_of, identity_of, read_identity
 from luffy.pipeline.job import JOB_FILE, StageJob, write_job
 from luffy.pipeline.lock import holder_of, stage_lock
 from luffy.pipeline.manifest import Manifest, consumed_digests, finished_manifest, read_manifest, uncommitted_changes
 from luffy.pipeline.memory import shared_context
 from luffy.pipeline.outside import outside_files
-from luffy.pipeline.plan import StagePlan, why_not_reused
+from luffy.pipeline.plan import StagePlan, check_space, why_not_reused
 from luffy.pipeline.records import RunRecord, read_run
 from luffy.pipeline.reuse import FinishedStage, adopt, adoptable, complete_checkpoints, examine, newest_checkpoint
 from luffy.pipeline.shared_cache import SharedCache
-from luffy.pipeline.space import check_space
 from luffy.pipeline.supervise import stage_command, supervise
 from luffy.pipeline.workspace import JOBS_FOLDER, Workspace, claiming, link, write_run
 

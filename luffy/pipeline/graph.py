@@ -5,56 +5,32 @@ record knows the kind of each stage from the folder of its result.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 
 from luffy.config import STAGE_KINDS, ExperimentConfig
-from luffy.config.chain import StageInstance, instances_of
-from luffy.config.settings import SampleSettings, StageSettings, SweepSettings, evaluate_settings, settings_of
-from luffy.config.stage_kinds import Role, StageKind, ViewName
+from luffy.config.chain import StageNode, instances_of
+from luffy.config.settings import SampleSettings, SweepSettings, evaluate_settings, settings_of
+from luffy.config.stage_kinds import Role, ViewName
 from luffy.errors import UserError
-
-
-@dataclass(frozen=True, slots=True)
-class StageNode:
-    """One stage of the chain."""
-
-    name: str
-    """Unique in the chain: that of its entry, or one derived from what it evaluates (`evaluate_rl`)."""
-    stage: str
-    """Its kind's name."""
-    inputs: Mapping[str, str]
-    """Input name to the name of the node that provides it."""
-    settings: StageSettings
-    config: ExperimentConfig
-    """The experiment as this stage sees it."""
-    groups: tuple[str, ...] = ()
-    """The names of its entry in the chain, and of the group of repeated stages that this is in."""
-
-    @property
-    def kind(self) -> StageKind:
-        return STAGE_KINDS[self.stage]
 
 
 def build_graph(config: ExperimentConfig, sweep_steps: tuple[int, ...] = ()) -> tuple[StageNode, ...]:
     """The stages of `config`, each after the ones it reads from; with `sweep_steps` the sweep over them comes last."""
     nodes: list[StageNode] = []
     rounds = 0
-    for instance in instances_of(config):
-        settings = settings_of(instance)
+    for node in instances_of(config):
+        settings = settings_of(node)
         if isinstance(settings, SampleSettings) and not settings.sample.teachers:
             rounds += 1  # each samples with seeds of its own
             settings = settings.model_copy(update={"round": rounds})
-        nodes.append(_node(instance, settings))
+        nodes.append(replace(node, settings=settings))
     if sweep_steps:
         rl = [node for node in nodes if node.stage == "rl"][-1]
         data = [node.name for node in nodes if "data" in node.kind.provides][-1]
         sweep = SweepSettings(protocol=evaluate_settings(config), steps=sweep_steps)
-        nodes.append(StageNode("sweep", "sweep", {"data": data, "model": rl.name}, sweep, config))
+        read = {"data": data, "model": rl.name}
+        nodes.append(StageNode("sweep", STAGE_KINDS["sweep"], read, config, settings=sweep))
     return tuple(nodes)
-
-
-def _node(instance: StageInstance, settings: StageSettings) -> StageNode:
-    return StageNode(instance.name, instance.kind.name, instance.inputs, settings, instance.config, instance.groups)
 
 
 def select_nodes(nodes: Sequence[StageNode], names: Iterable[str], option: str) -> frozenset[str]:

@@ -34,13 +34,6 @@ _FOREIGN = re.compile(
 _COMPILED = {"VLLM_CACHE_ROOT": "vllm", "TORCHINDUCTOR_CACHE_DIR": "inductor"}
 """Variables that name a folder for compiled code, and its name in the workspace. It may be deleted between runs."""
 _TEMPORARY = ("TMPDIR", "TEMP", "TMP")
-_NUMBER = (r"\s*0*[1-9]\d*\s*", "a whole number from 1 on")
-_ALLOWED = {
-    "OMP_NUM_THREADS": _NUMBER,
-    "MKL_NUM_THREADS": _NUMBER,
-    "TORCH_DISTRIBUTED_DEBUG": ("off|info|detail", "OFF, INFO or DETAIL"),
-}
-"""What torch and other libraries take; with something else one of them cannot be imported."""
 _RAY_SOCKET = "ray/session_2026-01-01_00-00-00_000000_4194304/sockets/plasma_store"
 """The longest name of a socket of Ray, under its temporary folder."""
 _MAX_SOCKET_BYTES = 107
@@ -66,17 +59,8 @@ def drop_foreign(variables: MutableMapping[str, str]) -> None:
         del variables[name]
 
 
-def complaints_about_variables(variables: Mapping[str, str], *, starts_ray: bool) -> list[str]:
-    """One line for each variable with which a stage would fail; `starts_ray`: on this machine."""
-    found = []
-    for name, (pattern, allowed) in _ALLOWED.items():
-        value = variables.get(name)
-        if value is not None and not re.fullmatch(pattern, value, re.ASCII | re.IGNORECASE):
-            found.append(f"{name}={value!r}: is not {allowed}; correct it, or unset it")
-    return [*found, *_about_temporary_folder(variables, starts_ray)]
-
-
-def _about_temporary_folder(variables: Mapping[str, str], starts_ray: bool) -> Iterator[str]:
+def complaints_about_variables(variables: Mapping[str, str], *, starts_ray: bool) -> Iterator[str]:
+    """One line for each temporary folder with which a stage would fail; `starts_ray`: on this machine."""
     names = (*_TEMPORARY, "RAY_TMPDIR") if starts_ray else _TEMPORARY
     unusable = [name for name in names if name in variables and not _is_usable(variables[name])]
     for name in unusable:

@@ -8,19 +8,13 @@ import hashlib
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 
+from luffy.config.answers import TeacherConfig
 from luffy.config.data import CustomSource, FileSource, HubSource
 from luffy.config.environment import CustomEnvironment, EpisodeScoring, ToolsEnvironment
 from luffy.config.grading import CustomGrader, RewardModelGrader
 from luffy.config.group import CustomAdvantage
-from luffy.config.model import check_classifier, locate, model_files
-from luffy.config.settings import (
-    BaseSettings,
-    PrepareDataSettings,
-    ReportSettings,
-    RLSettings,
-    SampleSettings,
-    StageSettings,
-)
+from luffy.config.model import ModelConfig, check_classifier, locate, model_files
+from luffy.config.settings import PrepareDataSettings, ReportSettings, StageSettings
 from luffy.config.shipped import expand_pattern, local_path, template_file
 from luffy.config.strict import StrictModel
 from luffy.config.terms import CustomLoss
@@ -44,7 +38,8 @@ def outside_files(settings: StageSettings, origin: str = "") -> dict[str, str]:
     Raises DataError, naming the field, if one is missing. A model path that is not a local folder counts as a hub id,
     which has no content to hash.
     """
-    return {name: _content(field, path) for field, name, path in (*_named(settings), *_own("kind", origin))}
+    named = _named(settings, (), isinstance(settings, PrepareDataSettings))
+    return {name: _content(field, path) for field, name, path in (*named, *_own("kind", origin))}
 
 
 def changed_files(settings: StageSettings, planned: Mapping[str, str], origin: str = "") -> list[str]:
@@ -52,43 +47,29 @@ def changed_files(settings: StageSettings, planned: Mapping[str, str], origin: s
     return sorted({name for name, _ in outside_files(settings, origin).items() ^ planned.items()})
 
 
-def _named(settings: StageSettings) -> Iterator[Named]:
-    if not isinstance(settings, ReportSettings):  # what a report shows is that of earlier stages
-        yield from _modules(settings, ())
-    if isinstance(settings, PrepareDataSettings):
-        data = settings.data
-        benchmarks = data.decontamination.benchmarks
-        sources = {f"data.{name}": source for name, source in data.training_sources.items()}
-        sources |= {} if data.corpus is None else {"data.corpus": data.corpus}
-        sources |= {f"data.suites.{name}": source for name, source in data.suites.items()}
-        sources |= {f"data.decontamination.benchmarks.{name}": source for name, source in benchmarks.items()}
-        for field, source in sources.items():
-            if isinstance(source, FileSource):
-                yield f"{field}.path", f"{Path(source.path).name} ({field})", local_path(source.path)
-            elif isinstance(source, HubSource) and Path(source.path).is_dir():
-                yield f"{field}.path", source.path, local_path(source.path)
-        yield from _model(settings.model_path, settings.chat_template)
-    elif isinstance(settings, SampleSettings):
-        for name, teacher in settings.sample.teachers.items():
-            if teacher.path is not None and _is_local(teacher.path):
-                yield f"sample.teachers.{name}.path", teacher.path, Path(teacher.path).expanduser()
-    elif isinstance(settings, RLSettings):
-        for name, scorer in settings.rl.teachers.items():
-            if isinstance(scorer, ModelTeacher) and _is_local(scorer.path):
-                yield f"rl.teachers.{name}.path", scorer.path, Path(scorer.path).expanduser()
-    elif isinstance(settings, BaseSettings):
-        yield from _model(settings.model.source, settings.model.chat_template)
-
-
-def _modules(value: object, field: tuple[str, ...]) -> Iterator[Named]:
-    """The files of the modules that hold the user's own functions and classes, and the folders of reward models."""
+def _named(value: object, field: tuple[str, ...], sources: bool) -> Iterator[Named]:
+    """The files that a part of the settings names, and those of the modules that hold the user's own functions and
+    classes; `sources`: also those of data, whose rows the stage itself reads."""
+    where = ".".join(field)
     imports: Iterable[tuple[str, str]] = ()
     options: Collection[str] | None = None
     match value:
+        case ReportSettings():  # what a report shows is that of earlier stages
+            return
+        case FileSource(path=path) if sources:
+            yield f"{where}.path", f"{Path(path).name} ({where})", local_path(path)
+        case HubSource(path=path) if sources and Path(path).is_dir():
+            yield f"{where}.path", path, local_path(path)
+        case PrepareDataSettings(model_path=path, chat_template=template):
+            yield from _model(path, template)
+        case ModelConfig(source=path, chat_template=template):
+            yield from _model(path, template)
+        case TeacherConfig(path=str(path)) | ModelTeacher(path=path) if _is_local(path):
+            yield f"{where}.path", path, Path(path).expanduser()
         case RewardModelGrader(path=path):
-            where, folder = ".".join((*field, "path")), Path(path).expanduser()
-            check_classifier(folder, where)
-            yield where, path, folder
+            folder = Path(path).expanduser()
+            check_classifier(folder, f"{where}.path")
+            yield f"{where}.path", path, folder
         case CustomSource(factory=path) | CustomEnvironment(factory=path):
             imports = [("factory", path)]
         case CustomLoss(function=path, options=options) | CustomAdvantage(function=path, options=options):
@@ -100,8 +81,7 @@ def _modules(value: object, field: tuple[str, ...]) -> Iterator[Named]:
         case EpisodeScoring(measures=measures):
             imports = [(name, path) for name, path in measures.items() if isinstance(path, str)]
     for key, path in imports:
-        where = ".".join((*field, key))
-        yield from _own(where, path, options)
+        yield from _own(".".join((*field, key)), path, options)
     below: Iterable[tuple[object, object]] = ()
     if isinstance(value, StrictModel):
         below = [(name, getattr(value, name)) for name in type(value).model_fields]
@@ -110,7 +90,7 @@ def _modules(value: object, field: tuple[str, ...]) -> Iterator[Named]:
     elif isinstance(value, list | tuple):
         below = ((getattr(each, "name", index), each) for index, each in enumerate(value))
     for name, each in below:
-        yield from _modules(each, (*field, str(name)))
+        yield from _named(each, (*field, str(name)), sources)
 
 
 def _own(where: str, path: str, options: Collection[str] | None = None) -> Iterator[Named]:

@@ -10,8 +10,8 @@ from functools import partial
 from typing import TypeVar
 
 from luffy.config import ExperimentConfig
+from luffy.config.chain import StageNode
 from luffy.pipeline.gpus import detected_gpus, gpus_of_stage
-from luffy.pipeline.graph import StageNode
 
 Result = TypeVar("Result")
 Make = Callable[[StageNode, Mapping[str, Result]], Result]

@@ -5,7 +5,7 @@
 
 It is only an optimisation: a stage that cannot start warm starts cold. It is not used on machines with a GPU: the
 driver does not survive a fork, and stages there take far longer than their imports. The smoke chain takes half as long
-with it (docs/results.md).
+with it (`tests/benchmarks/stage_start.py`).
 
 The server is this module as a program: `python -m luffy.pipeline.warm_start DESCRIPTOR LIBRARY ...`. It loads the
 settings of the stages, too; if a file of this package was edited meanwhile, a stage imports the whole package anew.

@@ -11,7 +11,7 @@ from luffy.config.environment import history_of
 from luffy.config.settings import SFTSettings
 from luffy.data.splits import read_demonstrations
 from luffy.data.templates import load_tokenizer
-from luffy.errors import ConfigError, DataError
+from luffy.errors import DataError
 from luffy.stages.answers.asker import open_graders
 from luffy.stages.held_out import measurer, read_problems
 from luffy.stages.program import StageContext, StageResult, main
@@ -48,8 +48,6 @@ def run(settings: SFTSettings, context: StageContext) -> StageResult:
     spec = SupervisedSpec(
         plan, context.execution, settings.dtype, model, context.out, tokenizer.pad_token_id, settings.lora
     )
-    if validation is not None and (complaint := validation.schedule.complaint_about_length(plan.steps)):
-        raise ConfigError(f"sft.validation.{complaint}")
     with ExitStack() as stack:
         measure_weights: Callable[[int], dict[str, float]] | None = None
         if validation is not None:  # its problems are checked here, before any rank is opened

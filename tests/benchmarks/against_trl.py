@@ -43,7 +43,7 @@ from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM,
 from luffy.cluster.local import open_cluster
 from luffy.config import load_experiment
 from luffy.config.execution import ExecutionConfig, RayConfig, VLLMConfig
-from luffy.config.settings import CONFIGURE
+from luffy.config.settings import settings_in
 from luffy.grading.pool import JUDGE_CACHE, GraderPool
 from luffy.rl.groups import GroupCollector
 from luffy.rl.loop import StepRunner
@@ -183,7 +183,7 @@ def luffy_steps(size: Size, folder: Path, model: Path, steps: int, variant: str)
          f"rl.max_response_tokens={size.response_tokens}", "data.max_trace_tokens=8", f"rl.optimizer.lr={LR}",
          *given.get(variant, ())],
     )  # fmt: skip
-    settings = CONFIGURE["rl"](config)
+    settings = settings_in(config, "rl")
     longest = size.prompt_tokens + size.response_tokens
     spec = TrainerSpec(settings, execution, model, folder / "out", longest, pad_id=0)
     tasks = [RolloutTask(str(i), ids, "0", ()) for i, ids in enumerate(prompts_of(size, steps))]

@@ -11,12 +11,13 @@ from typing import Any
 import pytest
 
 from luffy.config import load_experiment
+from luffy.config.chain import StageNode
 from luffy.config.experiment import ExperimentConfig
 from luffy.errors import EXIT_USER_ERROR, StageFailed
 from luffy.pipeline import experiment as experiments
 from luffy.pipeline.events import EVENTS_FILE, Event, EventReader, EventWriter
 from luffy.pipeline.experiment import Experiment, ExperimentRun, StageObserver, open_experiment
-from luffy.pipeline.graph import StageNode, build_graph
+from luffy.pipeline.graph import build_graph
 from luffy.pipeline.workspace import Workspace
 from luffy.stages import program
 from luffy.stages.program import StageContext, StageResult

@@ -6,7 +6,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import NoReturn
 
-from luffy.config.chain import StageInstance, instances_of
+from luffy.config.chain import StageNode, instances_of
 from luffy.config.evaluation import VALIDATION
 from luffy.config.experiment import ExperimentConfig
 from luffy.config.load import chain_kinds, load_experiment
@@ -267,7 +267,7 @@ def _complaints_about_selection(config: ExperimentConfig, select: SelectConfig) 
         yield "decoding", f"no decoding is called {select.decoding!r}; there are {names}"
 
 
-def learning(config: ExperimentConfig) -> list[StageInstance]:
+def learning(config: ExperimentConfig) -> list[StageNode]:
     """The stages after the base that make a policy, or the prompts or traces for one."""
     made = {"policy", "prompts", "traces"}
     found = (each for each in instances_of(config) if each.kind.name not in SHARED_NODES)
@@ -283,6 +283,6 @@ def made_as(config: ExperimentConfig) -> str:
     return f"{made}\n{how[0].model_dump_json(context=OF_ONE_MACHINE)}"
 
 
-def _settings_of(stages: Iterable[StageInstance]) -> str:
+def _settings_of(stages: Iterable[StageNode]) -> str:
     """What these stages are made from, and by which settings."""
     return "\n".join(f"{each.inputs} {settings_of(each).model_dump_json(context=OF_ONE_MACHINE)}" for each in stages)

@@ -33,15 +33,9 @@ def _each_once(values: tuple[JsonValue, ...]) -> tuple[JsonValue, ...]:
     return values
 
 
-def _seeds_once(seeds: tuple[int, ...]) -> tuple[int, ...]:
-    if len(set(seeds)) < len(seeds):
-        raise ValueError("give each seed once")
-    return seeds
-
-
 _Name = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9_]*$")]
 _DashedName = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9_-]*$")]
-_Seeds = Annotated[tuple[NonNegativeInt, ...], Field(min_length=1), AfterValidator(_seeds_once)]
+_Seeds = Annotated[tuple[NonNegativeInt, ...], Field(min_length=1), AfterValidator(_each_once)]
 _GridValues = Annotated[tuple[JsonValue, ...], Field(min_length=1), AfterValidator(_each_once)]
 Grid = Annotated[dict[str, _GridValues], Field(min_length=1)]
 """Values to try by `key.path`; every combination of them is a point."""
@@ -179,7 +173,7 @@ class SweepDesign(StrictModel):
     select: SelectConfig | None = None
     """How each arm's values are chosen from its grid; None: nothing is tuned."""
     arms: dict[_DashedName, ArmConfig] = Field(default_factory=dict, min_length=2, validate_default=False)
-    seeds_elsewhere: Annotated[tuple[NonNegativeInt, ...], AfterValidator(_seeds_once)] = ()
+    seeds_elsewhere: Annotated[tuple[NonNegativeInt, ...], AfterValidator(_each_once)] = ()
     """In a study: reported seeds in every cell but the centre."""
     tuned_at: Literal["centre", "cell"] = "centre"
     """In a study. `centre`: values are chosen there and hold in every cell; `cell`: every cell tunes its own."""

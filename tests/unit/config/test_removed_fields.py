@@ -13,6 +13,14 @@ from luffy.config.starts import LevelsDose, When
 from luffy.config.yaml_source import Value
 
 PACKAGE = {"kind": "verifiers", "version": 1}
+MERGED = {"data": {"filters": {"repeats": "merge"}}, "difficulty": {"engine": None}}
+EASY = {"difficulty": "easy", "difficulty_boundary_tokens": 20}
+
+
+def filters(**given: Value) -> Value:
+    return {**MERGED, "data": {"filters": {"repeats": "merge", **given}}}
+
+
 KEPT = {"evaluation": {"engine": "openai"}, "sample": {"budget": {"max_tokens": 9}}}
 
 
@@ -28,6 +36,9 @@ KEPT = {"evaluation": {"engine": "openai"}, "sample": {"budget": {"max_tokens": 
             {"execution": {"teachers": {"a": {}}}},
         ),
         (KEPT, True, KEPT),
+        (filters(**dict.fromkeys(EASY)), False, MERGED),
+        (filters(**EASY), False, filters(**EASY)),
+        (filters(**EASY), True, MERGED),
         ({"synthesize": None, "seed": 1}, False, {"seed": 1}),
         ({"synthesize": {"teachers": {}}, "stages": ["base", "synthesize"]}, True, {"stages": ["base"]}),
         ([{"log_level": "debug"}, 3], True, [{}, 3]),

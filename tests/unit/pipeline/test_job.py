@@ -182,12 +182,7 @@ FITS, TOO_LONG = f"/tmp/{'x' * 34}", f"/tmp/{'x' * 35}"
     ("variables", "starts_ray", "words"),
     [
         ({}, True, None),
-        ({"OMP_NUM_THREADS": "4", "TMPDIR": "/tmp"}, True, None),
-        ({"OMP_NUM_THREADS": "abc"}, False, "OMP_NUM_THREADS='abc': is not a whole number from 1 on"),
-        ({"OMP_NUM_THREADS": "0"}, False, "OMP_NUM_THREADS='0'"),
-        ({"MKL_NUM_THREADS": ""}, False, "MKL_NUM_THREADS=''"),
-        ({"TORCH_DISTRIBUTED_DEBUG": "detail"}, False, None),
-        ({"TORCH_DISTRIBUTED_DEBUG": "1"}, False, "TORCH_DISTRIBUTED_DEBUG='1': is not OFF, INFO or DETAIL"),
+        ({"TMPDIR": "/tmp"}, True, None),
         ({"TMPDIR": "/nowhere"}, False, "TMPDIR='/nowhere': is not the absolute path of a folder"),
         ({"TMPDIR": "/proc"}, False, "TMPDIR='/proc'"),
         ({"TMPDIR": ""}, True, "unset TMPDIR"),
@@ -203,7 +198,7 @@ FITS, TOO_LONG = f"/tmp/{'x' * 34}", f"/tmp/{'x' * 35}"
 def test_what_would_fail_is_one_line_with_the_remedy(monkeypatch, variables, starts_ray, words):
     if variables.get("TMPDIR") in (FITS, TOO_LONG):
         monkeypatch.setattr("luffy.pipeline.inherited_environment._is_usable", lambda folder: True)
-    found = complaints_about_variables(variables, starts_ray=starts_ray)
+    found = list(complaints_about_variables(variables, starts_ray=starts_ray))
     assert len(found) == (words is not None)
     assert all(words in line and "\n" not in line for line in found)
 
@@ -226,9 +221,9 @@ def test_only_runs_that_start_ray_need_a_short_temporary_folder(monkeypatch, tmp
 
 
 def test_a_plan_refuses_it_in_one_line(monkeypatch, capsys, tmp_path):
-    monkeypatch.setenv("OMP_NUM_THREADS", "many")
+    monkeypatch.setenv("TEMP", "/nowhere")
     assert main(["plan", "smoke", "--workspace", str(tmp_path)]) == 2
-    assert "OMP_NUM_THREADS='many'" in capsys.readouterr().err
+    assert "TEMP='/nowhere'" in capsys.readouterr().err
     assert not [*tmp_path.iterdir()]
 
 

@@ -10,7 +10,7 @@ from synthetic.answered_stage import stage_context
 from synthetic.arithmetic import problems, tiny_tokenizer
 
 from luffy.config import load_experiment
-from luffy.config.settings import CONFIGURE
+from luffy.config.settings import settings_in
 from luffy.data.parquet import write_prompts
 from luffy.errors import ConfigError, DataError
 from luffy.pipeline.identity import identifying
@@ -25,7 +25,7 @@ TRACE = "1 +1\n=2 -0\n=2\n\\boxed{2}"
 
 
 def settings_of(stage: str, *overrides: str):
-    return CONFIGURE[stage](load_experiment(CONFIGS / "smoke.yaml", ["rl.prompts_per_step=8", *overrides]))
+    return settings_in(load_experiment(CONFIGS / "smoke.yaml", ["rl.prompts_per_step=8", *overrides]), stage)
 
 
 def tiny_inputs(folder, tokenizer, traces=(), complement=0):

@@ -12,7 +12,7 @@ from luffy.config.load import parse_overrides
 from luffy.config.many_runs.arms import made_as
 from luffy.config.many_runs.sweep_design import grid_points, value_text
 from luffy.config.many_runs.sweep_runs import distinct, load_sweep
-from luffy.config.settings import CONFIGURE
+from luffy.config.settings import settings_in
 from luffy.errors import ConfigError
 
 STUDY = SMOKE.with_name("study_smoke.yaml").read_text().replace("smoke.yaml", str(SMOKE))
@@ -207,7 +207,7 @@ def test_every_seed_samples_its_own_answers_in_every_round(load):
     all_rounds = "sample_1 sft_1 sample_2 sft_2 sample_3 sft_3"
     assert (nodes["rounds"], nodes["then_rl"]) == (f"{all_rounds} evaluate_sft_3", f"{all_rounds} rl evaluate_rl")
     sampling = [run for run in runs if "sample_1" in run.nodes]
-    sampled = [CONFIGURE["sample"](run.config) for run in sampling]
+    sampled = [settings_in(run.config, "sample") for run in sampling]
     assert [settings.seed for settings in sampled] == [run.seed for run in sampling] == [1, 1, 2, 2]
     assert {run.config.seed for run in sampling} == {7}  # that of the base
     # A seed that is given and one that is not are the same stage.
@@ -396,7 +396,7 @@ TUNED_ON_LONGER = changed(TUNED, "on: validation", "on: longer")
         # Keys, names and files.
         (COMPARED, "reference: luffy", "reference: lufy", "reference: .. 'lufy'"),
         (COMPARED, "reference: luffy\n", "", "reference: is missing"),
-        (COMPARED, "[1, 2]", "[1, 1]", "seeds: give each seed once"),
+        (COMPARED, "[1, 2]", "[1, 1]", "seeds: 1 is listed twice"),
         (COMPARED, "chain: rl,", "chain: rll,", "no preset 'rll' in exp_configs/chains/"),
         (COMPARED, "method: luffy", "method: luffy, metod: luffy", "did you mean 'method'?"),
         (COMPARED, "method: luffy", "method: other.yaml", "many.yaml:8: arms.luffy: method: other.yaml"),
@@ -421,7 +421,7 @@ TUNED_ON_LONGER = changed(TUNED, "on: validation", "on: longer")
         (TUNED, "select: {on: validation, seeds: [100, 101]}\n", "", "select: missing"),
         (COMPARED, STEPS, STEPS + "select: {seeds: [100]}\n", "select: .. grid"),
         (TUNED, "[100, 101]", "[100, 2]", "select.seeds: 2 is also reported"),
-        (TUNED, "[100, 101]", "[100, 100]", "select.seeds: give each seed once"),
+        (TUNED, "[100, 101]", "[100, 100]", "select.seeds: 100 is listed twice"),
         (TUNED, "[100, 101]", "[100, 101], halving: {min_resource: 6}", "select.halving: unknown key"),
         (TUNED, "[100, 101]", "[100], random: 3", "select.random: is gone; every point"),
         (TUNED, "[100, 101]", "[100], decoding: greed", "decoding: .. 'greed' .. greedy"),
