@@ -93,17 +93,11 @@ def judge(
         ("1", [WRONG, RIGHT * 9], RULES, None, [], ["trace_wrong", "trace_too_long"]),
         ("2", [], RULES, None, [], []),
         ("3", [RIGHT + "<|eos|>"], RULES, None, [], ["trace_holds_stop_token"]),
-        (
-            "1",
-            [RIGHT * 9, RIGHT, WRONG, "no box", "<think>" + RIGHT],
-            RULES,
-            None,
-            [RIGHT],
-            ["trace_too_long", "trace_wrong", "trace_no_answer", "trace_incomplete"],
-        ),
+        ("1", [RIGHT * 9, RIGHT, WRONG, "no box", "<think>" + RIGHT], RULES, None, [RIGHT],
+         ["trace_too_long", "trace_wrong", "trace_no_answer", "trace_incomplete"]),
         ("1", [f"1+1</think>{RIGHT}"], LOOSE, None, [f"<think>\n1+1</think>{RIGHT}"], []),  # left to a template
     ],
-)
+)  # fmt: skip
 def test_a_prompt_stays_with_its_good_traces(grader, question, traces, rules, reason, kept, rejected):
     (row,) = judge(grader, prompt(question, *traces), rules=rules)
     assert (row.reason, [str(why) for _, why in row.rejected_traces]) == (reason, rejected)

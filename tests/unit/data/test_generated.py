@@ -6,7 +6,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 from support.refusals import refused
@@ -55,18 +55,13 @@ def answer_of_chain(question: str) -> str:
     return f"{number:02d}"
 
 
-def test_the_format_of_a_chain() -> None:
-    plus_8, minus_3, reverse = OPERATIONS[7][1], OPERATIONS[11][1], OPERATIONS[18][1]
-    chain = (47, [plus_8, reverse, minus_3])
-    assert render_question(*chain) == "47 a:+8 b:r c:-3 ="
-    solution = render_solution(*chain, follow(*chain), "labelled")
-    assert solution == "<think>47\n a:+8 =55\n b:r =55\n c:-3 =52\n</think>\\boxed{52}"
-
-
 @given(any_chain)
+@example((47, [OPERATIONS[place][1] for place in (7, 18, 11)]))
 def test_the_teacher_of_chains_is_right(chain: tuple[int, list]) -> None:
-    expected = answer_of_chain(render_question(*chain))
-    assert render_solution(*chain, follow(*chain), "labelled").endswith(f"</think>\\boxed{{{expected}}}")
+    question, solution = render_question(*chain), render_solution(*chain, follow(*chain), "labelled")
+    assert solution.endswith(f"</think>\\boxed{{{answer_of_chain(question)}}}")
+    if question == "47 a:+8 b:r c:-3 =":
+        assert solution == "<think>47\n a:+8 =55\n b:r =55\n c:-3 =52\n</think>\\boxed{52}"
 
 
 def test_lengths_and_styles_have_their_shares() -> None:
@@ -97,13 +92,10 @@ def test_operations_have_their_frequencies() -> None:
     assert reversed_ / (added + reversed_) == pytest.approx(0.75, abs=0.02)
 
 
-@pytest.mark.parametrize("lengths", [(1,), (2,), (4, 5, 6)])
-def test_unique_prompts_do_not_repeat(lengths: tuple[int, ...]) -> None:
-    prompts = chains(num_prompts=1900, num_operations=lengths)
-    assert len({prompt.uid for prompt in prompts}) == 1900
-
-
-def test_an_exhausted_space_reports_its_size() -> None:
+def test_unique_prompts_do_not_repeat_and_an_exhausted_space_reports_its_size() -> None:
+    for lengths in ((1,), (2,), (4, 5, 6)):
+        prompts = chains(num_prompts=1900, num_operations=lengths)
+        assert len({prompt.uid for prompt in prompts}) == 1900
     with refused("data.train", "5000 distinct prompts with 1 operations", "1900 exist", error=DataError):
         chains(num_prompts=5000, num_operations=(1,))
     assert len(chains(num_prompts=5000, num_operations=(1,), unique=False)) == 5000

@@ -100,13 +100,8 @@ def once(name, **more):
         (["remember", "slow_echo"], {}, [IN_ORDER], [result("1", "b", "2")], THREE),
         # Text is shown as it is, and other results as JSON.
         (["echo"], {}, [call("echo", text="ä")], [result("ä")], once("echo")),
-        (
-            ["structure"],
-            {},
-            [call("structure", size=1)],
-            [result('{"größe": 1, "list": [null, true]}')],
-            once("structure"),
-        ),
+        (["structure"], {}, [call("structure", size=1)], [result('{"größe": 1, "list": [null, true]}')],
+         once("structure")),
         (["nothing"], {}, [call("nothing")], [result("null")], once("nothing")),
         (["decorated"], {}, [call("decorated", number=2)], [result("4")], once("decorated")),
         (["thread_name"], {}, [call("thread_name")], [result("limited call")], once("thread_name")),
@@ -116,23 +111,13 @@ def once(name, **more):
             for name in ("hang", "stubborn")
         ),
         # Too many calls in a turn are not run.
-        (
-            ["remember"],
-            {},
-            [REMEMBER * 19],
-            [result(*map(str, range(1, 17)), "Error: 3 more calls were not run; a turn may have 16")],
-            TOO_MANY,
-        ),
+        (["remember"], {}, [REMEMBER * 19],
+         [result(*map(str, range(1, 17)), "Error: 3 more calls were not run; a turn may have 16")], TOO_MANY),
         # A long result is cut in the middle and says so.
-        (
-            ["echo"],
-            {},
-            [call("echo", text="a" * 4096 + "m" * 16 + "z" * 4096)],
-            [result(f"{'a' * 4096}\n... [16 characters left out] ...\n{'z' * 4096}")],
-            once("echo", tool_results_cut=1),
-        ),
+        (["echo"], {}, [call("echo", text="a" * 4096 + "m" * 16 + "z" * 4096)],
+         [result(f"{'a' * 4096}\n... [16 characters left out] ...\n{'z' * 4096}")], once("echo", tool_results_cut=1)),
     ],
-)
+)  # fmt: skip
 def test_calls_are_answered_and_counted(names, settings, contents, answers, counts):
     assert play(opened(*names, **settings), *contents) == (answers, counts)
 

@@ -61,16 +61,10 @@ def extract_answer(response: str) -> str | None:
 @pytest.mark.parametrize(
     ("response", "answer"),
     [
-        (r"so \boxed{52}", "52"),
-        (r"\boxed{1} or rather \boxed{2}", "2"),
-        (r"\boxed{\frac{1}{2}}", r"\frac{1}{2}"),
-        (r"\boxed{\{1, 2\}}", r"\{1, 2\}"),
-        (r"\boxed {  7 }", "7"),
-        (r"\\boxed{5}", "5"),
-        (r"\boxed{3}, and then \boxed{4", "3"),
-        (r"}} \boxed{8}", "8"),
-        (r"\boxed{a \\ b}", r"a \\ b"),
-        (r"\boxed{\boxed{6}}", "6"),
+        (r"so \boxed{52}", "52"), (r"\boxed{1} or rather \boxed{2}", "2"),
+        (r"\boxed{\frac{1}{2}}", r"\frac{1}{2}"), (r"\boxed{\{1, 2\}}", r"\{1, 2\}"), (r"\boxed {  7 }", "7"),
+        (r"\\boxed{5}", "5"), (r"\boxed{3}, and then \boxed{4", "3"), (r"}} \boxed{8}", "8"),
+        (r"\boxed{a \\ b}", r"a \\ b"), (r"\boxed{\boxed{6}}", "6"),
         *((response, None) for response in (r"\boxed{}", r"\boxed{1} \boxed{ }", r"\boxed{9", r"\boxed 9")),
         *((response, None) for response in ("the answer is 9", "", "<think>\n\\boxed{1}")),
         ("<think>\n\\boxed{1}\n</think>\n\\boxed{2}", "2"),
@@ -80,7 +74,7 @@ def extract_answer(response: str) -> str | None:
         ("</think> \\boxed{1} </think> \\boxed{2}", "2"),
         pytest.param(f"\\boxed{{{'{' * 200_000}1{'}' * 200_000}}}", "{" * 200_000 + "1" + "}" * 200_000, id="nested"),
     ],
-)
+)  # fmt: skip
 def test_the_last_balanced_box_of_the_reply_after_the_reasoning_counts(response: str, answer: str | None) -> None:
     assert extract_answer(response) == answer
 

@@ -73,16 +73,12 @@ def test_truncated_responses_are_counted(tmp_path, inputs, monkeypatch):
 @pytest.mark.parametrize(
     ("stage", "settings", "script", "named"),
     [
-        (
-            difficulty,
-            measuring(),
-            wrong,
-            ("of 6", "6 pass rates", "difficulty.min_pass_rate 0.25", "difficulty.max_pass_rate 0.75", "0 to 0"),
-        ),
+        (difficulty, measuring(), wrong,
+         ("of 6", "6 pass rates", "difficulty.min_pass_rate 0.25", "difficulty.max_pass_rate 0.75", "0 to 0")),
         (sample, sampling(), wrong, ("round 1", "6 prompts x 4", "24 wrong", "0 %", "sample.num_samples")),
         (sample, sampling(), endlessly_right, ("24 correct", "sample.max_response_tokens")),
     ],
-)
+)  # fmt: skip
 def test_nothing_left_is_one_line_and_costs_no_second_draw(
     tmp_path, inputs, monkeypatch, stage, settings, script, named
 ):
