@@ -48,7 +48,7 @@ from random_kills import differences, end_orphans, promised, promised_of
 from luffy.config import STAGE_KINDS, load_experiment
 from luffy.config.derived import EvaluatedModel, evaluated
 from luffy.data.parquet import read_prompts
-from luffy.errors import EXIT_NO_SPACE, EXIT_OK, EXIT_USER_ERROR, LuffyError
+from luffy.errors import EXIT_NO_SPACE, EXIT_OK, EXIT_USER_ERROR
 from luffy.pipeline.events import EVENTS_FILE, EventReader
 from luffy.pipeline.experiment import Experiment, StageObserver, open_experiment, start_run
 from luffy.pipeline.garbage import partial_files
@@ -69,6 +69,7 @@ ROOT = Path(__file__).resolve().parents[2]
 SMOKE = str(ROOT / "exp_configs" / "smoke.yaml")
 _DEFERRING = ("base", "sft", "rl", "evaluate", "sweep", "difficulty", "sample")
 _SWEPT = (2, 4)
+_KEPT = "execution.checkpoint.keep=9"
 _REVERSING = "kind: arithmetic, num_operations: [1], operations: {reverse: 1}"
 SAMPLED = (
     f"data.train={{{_REVERSING}, num_prompts: 24}}",
@@ -101,7 +102,6 @@ arms:
   luffy: {{chain: rl, method: luffy}}
   on_policy: {{chain: rl, method: on_policy}}
 """
-CSV = "placed_kills.csv"
 KINDS = (*STAGE_KINDS, "damaged", "evaluate_paid", "sample_taught", "sample_paid", "gc", "luffy_run", "grid", "compare")
 
 Call = Literal["open", "write", "fsync", "rename", "unlink", "mkdir", "link", "truncate"]
@@ -268,9 +268,8 @@ class StageSubject:
             return "damaged"
         if self.kind == "damaged" and manifest is None and read_identity(self.directory) is None:
             return "half cleared"
-        state = f"step {newest[0]}" if newest else _NOTHING
-        if (self.directory / MANIFEST_FILE).exists():
-            state = _FINISHED
+        is_finished = (self.directory / MANIFEST_FILE).exists()
+        state = _FINISHED if is_finished else f"step {newest[0]}" if newest else _NOTHING
         return state if self.endpoint is None else f"{state}, {len(self.endpoint.asked)} paid"
 
     def problems(self) -> list[str]:
@@ -382,18 +381,16 @@ class GcSubject:
 
     def run(self, shim: Shim, fault: Fault | None) -> int:
         arguments = ["gc", "--delete", "--keep-runs", "1", "--workspace", str(self.root)]
-        return fork(lambda: luffy(arguments), shim, fault, self.log)
+        return run_command(arguments, self.root, shim, fault, self.log)
 
     def state(self) -> str:
         return f"{len(list((self.root / 'runs').iterdir()))} runs"
 
     def problems(self) -> list[str]:
         found = differences(promised(self.root), self.expected)
-        left = [
-            str(path) for path in self.root.rglob("*") if path.name.startswith(".trash") or path.name == "step_000999"
-        ]
+        torn = [*self.root.rglob(".trash*"), *self.root.rglob("step_000999")]
         runs = sorted(path.name for path in (self.root / "runs").iterdir())
-        return found + left + ([f"runs are left: {runs}"] if runs != [self.run_folder.name] else [])
+        return found + list(map(str, torn)) + ([f"runs are left: {runs}"] if runs != [self.run_folder.name] else [])
 
     def has_repeated(self, found: str) -> bool:
         return False
@@ -429,8 +426,7 @@ def prepare_subjects(roots: Path, kept: Path, kinds: Sequence[str], shim: Shim) 
     root = str(roots / "plain")
     os.environ[WORKSPACE_VARIABLE] = root
     if "luffy_run" in kinds:
-        arguments = ["run", SMOKE, "execution.checkpoint.keep=9", "--workspace", root]
-        yield RunSubject("luffy_run", plain, log, arguments, ("report",))
+        yield RunSubject("luffy_run", plain, log, ["run", SMOKE, _KEPT, "--workspace", root], ("report",))
     for kind, text in (("grid", _GRID), ("compare", _COMPARISON)):
         if kind in kinds:
             file = kept / f"{kind}.yaml"
@@ -452,7 +448,7 @@ def prepare_subjects(roots: Path, kept: Path, kinds: Sequence[str], shim: Shim) 
 
 def _plain(root: Path, shim: Shim, log: Path, kinds: Sequence[str] = ()) -> Experiment:
     """The smoke experiment, finished in a workspace of its own, or up to the last of `kinds`."""
-    config = load_experiment(SMOKE, ["execution.checkpoint.keep=9"])
+    config = load_experiment(SMOKE, [_KEPT])
     experiment = open_experiment(config, Workspace(root), sweep_steps=_SWEPT)
     os.environ[WORKSPACE_VARIABLE] = str(root)
     order = [node.stage for node in experiment.nodes]
@@ -511,22 +507,11 @@ def run_stage(stage: str, directory: Path) -> int:
 
 
 def run_chain(experiment: Experiment) -> int:
-    """The run that `luffy run` makes, without Prefect; its errors are reported as the command line does."""
-    try:
-        with start_run(experiment) as run:
-            for node in experiment.nodes:
-                run.execute(node.name, StageObserver())
-    except LuffyError as error:
-        sys.stderr.write(f"error: {error}\n")
-        return error.exit_code
+    """The run that `luffy run` makes, with a sweep and without Prefect."""
+    with start_run(experiment) as run:
+        for node in experiment.nodes:
+            run.execute(node.name, StageObserver())
     return 0
-
-
-def luffy(arguments: Sequence[str]) -> int:
-    """The command line in this process."""
-    from luffy.cli.main import main
-
-    return main(list(arguments))
 
 
 def run_command(arguments: Sequence[str], root: Path, shim: Shim, fault: Fault | None, log: Path) -> int:
@@ -542,15 +527,8 @@ def run_command(arguments: Sequence[str], root: Path, shim: Shim, fault: Fault |
     env = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
     with log.open("ab") as output:
         command = [sys.executable, "-m", "luffy.cli.main", *arguments]
-        process = subprocess.Popen(
-            command,
-            cwd=ROOT,
-            env={**env, WORKSPACE_VARIABLE: str(root)},
-            stdout=output,
-            stderr=output,
-            preexec_fn=begin,
-        )
-        code = process.wait()
+        where = {"cwd": ROOT, "env": {**env, WORKSPACE_VARIABLE: str(root)}, "stdout": output, "stderr": output}
+        code = subprocess.Popen(command, **where, preexec_fn=begin).wait()
     shim.disarm()
     return code
 
@@ -649,20 +627,10 @@ def try_fault(subject: Subject, shim: Shim, fault: Fault, of: int) -> Trial | No
     found = subject.state()
     code = subject.run(shim, None)
     problems = unclear + subject.problems()
-    return Trial(
-        kind=subject.kind,
-        call=fault.call,
-        number=fault.number,
-        of=of,
-        moment=fault.moment,
-        found=found,
-        exit_code=code,
-        equal=problems == unclear,
-        repeated=subject.has_repeated(found),
-        orphans=len(orphans) + len(end_orphans(subject.root)),
-        problems="; ".join(problems)[:500],
-        seconds=round(time.monotonic() - began, 1),
-    )
+    place = {"kind": subject.kind, "call": fault.call, "number": fault.number, "of": of, "moment": fault.moment}
+    ended = {"found": found, "exit_code": code, "equal": problems == unclear, "repeated": subject.has_repeated(found)}
+    left = {"orphans": len(orphans) + len(end_orphans(subject.root)), "problems": "; ".join(problems)[:500]}
+    return Trial(**place, **ended, **left, seconds=round(time.monotonic() - began, 1))
 
 
 def full_disk_problems(code: int, said: str) -> list[str]:
@@ -719,9 +687,8 @@ def main() -> int:
     parser.add_argument("--full", action="store_true", help="the disk fills up, instead of kills")
     parser.add_argument("--sample", type=int, metavar="N", help="only so many of the faults, drawn by --seed")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument(
-        "--csv", type=Path, default=Path(CSV), help="a row for each fault; an existing one is continued"
-    )
+    csv_help = "a row for each fault; an existing one is continued"
+    parser.add_argument("--csv", type=Path, default=Path("placed_kills.csv"), help=csv_help)
     options = parser.parse_args()
     chosen = options.only or [kind for kind in KINDS if not options.fault or kind in dict(options.fault)]
     kinds = [kind for kind in KINDS if kind in chosen]
@@ -733,9 +700,8 @@ def main() -> int:
     waiting = []
     for subject in prepare_subjects(folder / "roots", folder / "kept", kinds, shim):
         counts = count_calls(subject, shim)
-        print(
-            f"{subject.kind}: {', '.join(f'{number} {call}' for call, number in counts.items() if number)}", flush=True
-        )
+        said = ", ".join(f"{number} {call}" for call, number in counts.items() if number)
+        print(f"{subject.kind}: {said}", flush=True)
         own = [fault for kind, fault in options.fault if kind == subject.kind]
         faults = own if options.fault else place_faults(counts, options.per_stage, full=options.full)
         waiting += [(subject, fault, counts[fault.call]) for fault in faults]
@@ -746,8 +712,7 @@ def main() -> int:
     for subject, fault, of in waiting[: options.sample]:
         if (subject.kind, fault.call, fault.number, fault.moment) in done:
             continue
-        trial = try_fault(subject, shim, fault, of)
-        if trial is not None:
+        if (trial := try_fault(subject, shim, fault, of)) is not None:
             trials.append(trial)
             where = f"{trial.moment} {trial.call} {trial.number} of {trial.of}"
             bad = f"BAD {trial.problems} exit {trial.exit_code} repeated {trial.repeated}"

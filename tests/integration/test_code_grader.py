@@ -49,12 +49,7 @@ FAILING = [
     (CALLS, "def sub(a, b): return a + b", Outcome.WRONG, "0 of 2 cases; case 1; raised: KeyError: 'add'"),
     (CALLS, f"{ADD}\nraise SystemExit", Outcome.WRONG, "case 1; raised: RuntimeError: it ended before the test did"),
     # Objects that equal everything, and ends that look like a success.
-    (
-        ASSERTIONS,
-        "class A:\n    __eq__ = lambda *_: True\ndef add(a, b): return A()",
-        Outcome.WRONG,
-        "another result",
-    ),
+    (ASSERTIONS, "class A:\n    __eq__ = lambda *_: True\ndef add(a, b): return A()", Outcome.WRONG, "another result"),
     (ASSERTIONS, "def add(a, b): raise SystemExit(0)", Outcome.WRONG, "it ended before the test did"),
     (CHECK, "def add(a, b): raise SystemExit(0)", Outcome.WRONG, "it ended before the test did"),
     # What the test knows is in reach of the program, and no word of it means that the test has passed.
@@ -69,7 +64,7 @@ FAILING = [
     (CHECK, "import os\ndef add(a, b): os._exit(0)", Outcome.CRASHED, "killed: the interpreter ended with exit code 0"),
     (CHECK, "def add(a, b): return a", Outcome.WRONG, "raised: AssertionError"),
     ("[]", ADD, Outcome.UNPARSABLE, "the reference: there are no test cases"),
-]
+]  # fmt: skip
 
 
 @pytest.fixture(scope="module")

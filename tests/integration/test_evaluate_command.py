@@ -1,6 +1,6 @@
 """`luffy evaluate` on the real chain of smoke.yaml: one model, a sweep, mistakes; the leaderboard; and a notebook.
 
-`tests/unit/stages/test_sweep.py` has a sweep that is killed.
+`tests/unit/stages/test_evaluate.py` has a sweep that is killed.
 """
 
 import os

@@ -83,30 +83,32 @@ def test_a_content_cannot_forge_the_marks_of_a_role(encoder, content, forged):
     assert [token for token in hostile if token in special] == honest
 
 
-def test_the_turns_of_a_trace_are_those_of_a_live_conversation(encoder):
+def test_the_turns_of_a_trace_are_those_of_a_live_conversation_and_single_replies_are_as_alone(encoder):
     conversations, tokenizer = encoder
     observation = [Message("user", "<tool_response>7</tool_response>")]
-    trace = conversations.trace([Message("assistant", "3 + 4"), *observation, Message("assistant", "7")])
+    turns = (Message("assistant", "3 + 4"), *observation, Message("assistant", "7"))
     first, last = encode_traces(tokenizer, ["3 + 4", "7"])
     between = conversations.between(observation)
+    prompts = [_prompt(Trace("3 + 4", "me"), Trace("", "me", turns=turns)), _prompt(Trace("7", "me"))]
+    ((single, trace), (other,)) = encode_demonstrations(tokenizer, prompts)
+    assert trace == conversations.trace(turns)
     assert trace.token_ids == (*first, *between, *last)
     assert trace.source == (
         (Source.OFF_POLICY,) * len(first) + (Source.ENVIRONMENT,) * len(between) + (Source.OFF_POLICY,) * len(last)
     )
+    assert [list(single.token_ids), list(other.token_ids)] == [first, last]
+    assert {*single.source} == {Source.OFF_POLICY}
 
 
 @pytest.mark.parametrize(
     ("template", "messages", "written"),
     [
         (ESCAPING, [Message("tool", 'a "b"\nc')], '<|bos|>tool\n"a \\"b\\"\\nc"<|eos|>'),
-        (
-            TRIMMING.replace("| tojson", "| trim | tojson"),
-            [Message("user", " 7\n"), Message("tool", ' "\n')],
-            '<|bos|>user\n7<|eos|><|bos|>tool\n"\\""<|eos|>',
-        ),
+        (TRIMMING.replace("| tojson", "| trim | tojson"), [Message("user", " 7\n"), Message("tool", ' "\n')],
+         '<|bos|>user\n7<|eos|><|bos|>tool\n"\\""<|eos|>'),
     ],
     ids=["escapes", "trims and escapes"],
-)
+)  # fmt: skip
 def test_contents_are_written_as_the_template_writes_them(template, messages, written):
     tokenizer = _tokenizer(template)
     assert decode(tokenizer, ConversationEncoder(tokenizer).between(messages)) == f"{written}<|bos|>assistant\n"
@@ -175,15 +177,6 @@ def test_a_long_observation_is_cut_in_the_middle() -> None:
     start, end = re.split(r" \.\.\. \[\d+ tokens left out\] \.\.\. ", shown.content)
     assert text.startswith(start) and text.endswith(end) and len(encoder.between([shown])) < 100
     assert encoder.within(Message("user", "7"), 60) == Message("user", "7")
-
-
-def test_single_replies_are_encoded_beside_traces_of_many_turns() -> None:
-    tokenizer, turns = _tokenizer(PLAIN_TEMPLATE), _trace("3", "4", "7")
-    prompts = [_prompt(Trace("3 + 4", "me"), turns), _prompt(Trace("7", "me"))]
-    ((single, many), (last,)) = encode_demonstrations(tokenizer, prompts)
-    assert [list(single.token_ids), list(last.token_ids)] == encode_traces(tokenizer, ["3 + 4", "7"])
-    assert {*single.source} == {Source.OFF_POLICY}
-    assert many.source.count(Source.ENVIRONMENT) == len(ConversationEncoder(tokenizer).between(turns.turns[1:2]))
 
 
 def test_a_prompt_and_its_turns_are_the_whole_conversation() -> None:

@@ -33,12 +33,6 @@ def prepared(work, file):
     return json.loads((out / "card.json").read_text())["sources"]["suites.more"], out
 
 
-@pytest.mark.parametrize("name", ["reasoning_content", "reasoning", "thinking"])
-def test_thoughts_beside_the_content_are_part_of_the_trace(name):
-    (trace,) = prompt_from_row(row(says(**{name: "one and one"}))).traces
-    assert trace.text == "<think>\none and one\n</think>\n\\boxed{2}"
-
-
 @pytest.mark.parametrize(
     ("turns", "field"),
     [
@@ -57,31 +51,30 @@ def test_what_is_neither_asked_nor_learned_as_written_is_refused(turns, field):
     prompt_from_row(row(says(weight=1, loss_mask=True, tool_calls=[])))
 
 
-@pytest.mark.parametrize("opening", ["<|im_start|>user\n", "<s>[INST] ", "<|begin_of_text|><|start_header_id|>user"])
-def test_a_prompt_that_a_template_has_written_is_not_written_again(opening):
-    with pytest.raises(RowError, match="already written by a chat template"):
-        prompt_from_row(row() | {"prompt": f"{opening}1 + 1?"})
+def test_thoughts_beside_the_content_are_part_of_the_trace_and_a_written_prompt_is_not_written_again():
+    for name in ("reasoning_content", "reasoning", "thinking"):
+        (trace,) = prompt_from_row(row(says(**{name: "one and one"}))).traces
+        assert trace.text == "<think>\none and one\n</think>\n\\boxed{2}"
+    for opening in ("<|im_start|>user\n", "<s>[INST] ", "<|begin_of_text|><|start_header_id|>user"):
+        with pytest.raises(RowError, match="already written by a chat template"):
+            prompt_from_row(row() | {"prompt": f"{opening}1 + 1?"})
 
 
-@pytest.mark.parametrize("column", ["system", "context", "images", "system_prompt", "passage"])
-@pytest.mark.parametrize("problem", ["prompt", "messages"])
-def test_a_part_of_the_question_in_another_column_is_refused(tmp_path, column, problem):
-    file, rows = (
-        tmp_path / "rows.jsonl",
-        {"prompt": {"prompt": "1 + 1?", "answer": "2"}, "messages": {"messages": [*TURNS, says()]}},
-    )
-    with refused("data.train", column, error=DataError):
-        load_file(write_rows(file, {**rows[problem], column: ["Be brief."]}))
+PLAIN, CHAT = {"prompt": "1 + 1?", "answer": "2"}, {"messages": [*TURNS, says()]}
 
 
-def test_a_completion_that_calls_tools_in_fields_of_its_own_is_refused_with_the_reason(tmp_path):
-    turns = [
-        says(content="I will.", tool_calls=[{"function": {"name": "f"}}]),
-        {"role": "tool", "content": "2"},
-        says(),
-    ]
-    with refused("completion[0].tool_calls", error=DataError):
-        load_file(write_rows(tmp_path / "a.jsonl", {"prompt": TURNS, "completion": turns, "answer": "2"}))
+CALLING = [says(content="I will.", tool_calls=[{"function": {"name": "f"}}]), {"role": "tool", "content": "2"}, says()]
+
+
+@pytest.mark.parametrize(("columns", "named"), [
+    *(({**known, column: ["Be brief."]}, column)
+      for known in (PLAIN, CHAT) for column in ("system", "context", "images", "system_prompt", "passage")),
+    ({"prompt": TURNS, "completion": CALLING, "answer": "2"}, "completion[0].tool_calls"),
+    ({"instruction": "Add.", "input": "1 and 1", "output": r"\boxed{2}"}, "instruction"),  # of Alpaca
+])  # fmt: skip
+def test_a_part_of_the_question_in_another_column_and_calls_in_a_field_are_refused(tmp_path, columns, named):
+    with refused("data.train", named, error=DataError):
+        load_file(write_rows(tmp_path / "rows.jsonl", columns))
 
 
 def test_a_row_without_an_answer_is_read_by_the_box_of_its_completion_whatever_the_others_have(tmp_path):
@@ -90,11 +83,6 @@ def test_a_row_without_an_answer_is_read_by_the_box_of_its_completion_whatever_t
     loaded = load_file(write_rows(tmp_path / "a.jsonl", *rows))
     assert [prompt.ground_truth for prompt in loaded.prompts] == [*map(str, range(1, 7)), "7"]
     assert [row.field for row in loaded.quarantined] == ["completion"]
-
-
-def test_alpacas_instruction_is_no_question_without_its_input(tmp_path):
-    with refused("instruction", error=DataError):
-        load_file(write_rows(tmp_path / "a.jsonl", {"instruction": "Add.", "input": "1 and 1", "output": r"\boxed{2}"}))
 
 
 def test_completions_that_begin_late_or_in_another_file_are_read(tmp_path):
@@ -106,17 +94,14 @@ def test_completions_that_begin_late_or_in_another_file_are_read(tmp_path):
     assert sum(len(prompt.traces) for prompt in loaded.prompts) == 9
 
 
-@pytest.mark.parametrize(("value", "text"), [(0.1 + 0.2, "0.3"), (27.0, "27"), (1e-7, "1e-07"), (0.1, "0.1")])
-def test_a_number_is_its_shortest_text(value, text):
-    assert as_text(value) == text
-
-
-@pytest.mark.parametrize("kind", [np.float16, np.float32, np.float64])
-def test_a_reference_has_the_digits_of_its_columns_type(tmp_path, kind):
-    answers = pa.array([kind(0.1), kind(2.5), None, kind(3)])
-    pq.write_table(pa.table({"prompt": ["a?", "b?", "c?", "d?"], "answer": answers}), tmp_path / "rows.parquet")
-    loaded = load_file(tmp_path / "rows.parquet")
-    assert [prompt.ground_truth for prompt in loaded.prompts] == ["0.1", "2.5", "3"]
+def test_a_reference_is_the_shortest_text_of_its_columns_number(tmp_path):
+    numbers = {0.1 + 0.2: "0.3", 27.0: "27", 1e-7: "1e-07", 0.1: "0.1"}
+    assert {number: as_text(number) for number in numbers} == numbers
+    for kind in (np.float16, np.float32, np.float64):
+        answers = pa.array([kind(0.1), kind(2.5), None, kind(3)])
+        pq.write_table(pa.table({"prompt": ["a?", "b?", "c?", "d?"], "answer": answers}), tmp_path / "rows.parquet")
+        loaded = load_file(tmp_path / "rows.parquet")
+        assert [prompt.ground_truth for prompt in loaded.prompts] == ["0.1", "2.5", "3"]
 
 
 @pytest.mark.parametrize("layout", ["verl", "plain"])

@@ -21,7 +21,6 @@ from luffy.config.grading import (
     ChoiceGrader,
     ExactGrader,
     FormatGrader,
-    GraderKind,
     GradingConfig,
     JudgeGrader,
     StrictMathGrader,
@@ -93,29 +92,20 @@ def judge(
         ("1", [WRONG, RIGHT * 9], RULES, None, [], ["trace_wrong", "trace_too_long"]),
         ("2", [], RULES, None, [], []),
         ("3", [RIGHT + "<|eos|>"], RULES, None, [], ["trace_holds_stop_token"]),
-        (
-            "1",
-            [RIGHT * 9, RIGHT, WRONG, "no box", "<think>" + RIGHT],
-            RULES,
-            None,
-            [RIGHT],
-            ["trace_too_long", "trace_wrong", "trace_no_answer", "trace_incomplete"],
-        ),
+        ("1", [RIGHT * 9, RIGHT, WRONG, "no box", "<think>" + RIGHT], RULES, None, [RIGHT],
+         ["trace_too_long", "trace_wrong", "trace_no_answer", "trace_incomplete"]),
         ("1", [f"1+1</think>{RIGHT}"], LOOSE, None, [f"<think>\n1+1</think>{RIGHT}"], []),  # left to a template
     ],
-)
+)  # fmt: skip
 def test_a_prompt_stays_with_its_good_traces(grader, question, traces, rules, reason, kept, rejected):
     (row,) = judge(grader, prompt(question, *traces), rules=rules)
     assert (row.reason, [str(why) for _, why in row.rejected_traces]) == (reason, rejected)
     assert [trace.text for trace in row.prompt.traces] == kept
 
 
-def test_a_row_knows_its_sizes_and_verdicts(grader: GraderPool) -> None:
+def test_a_row_knows_its_sizes_and_the_graders_verdicts_override_the_claims_of_the_source(grader: GraderPool) -> None:
     (row,) = judge(grader, prompt("1", RIGHT, WRONG))
     assert (row.prompt_tokens, row.trace_tokens, row.prompt.traces[0].verified) == (3, (4,), True)
-
-
-def test_the_graders_verdict_overrides_the_claim_of_the_source(grader: GraderPool) -> None:
     claimed = dataclasses.replace(prompt("1"), traces=(Trace(RIGHT, "me", False), Trace(WRONG, "me", True)))
     (row,) = judge(grader, claimed, rules=UNVERIFIED)
     assert [trace.verified for trace in row.prompt.traces] == [True, False]
@@ -142,21 +132,16 @@ def test_logprobs_must_count_the_tokens_and_the_stop_token(grader: GraderPool) -
     assert [reason for _, reason in row.rejected_traces] == [Rejection.TRACE_LOGPROBS_MISMATCH]
 
 
-def test_a_problem_of_a_suite_is_rejected_for_any_case_spacing_and_system_prompt(grader: GraderPool) -> None:
+def test_problems_of_a_suite_are_rejected_in_any_writing_and_traces_that_quote_one(grader: GraderPool) -> None:
     asked = dataclasses.replace(prompt("TWO  + 1"), messages=(Message("system", "now"), Message("user", "TWO\n+ 1")))
     rows = judge(grader, prompt("two + 1"), prompt("two + 2"), suite=(asked,))
     assert [row.reason for row in rows] == [Rejection.IN_SUITE, None]
     assert rows[0].hits[0][0] == "prompt" and rows[0].hits[0][1].benchmark == "suite"
-
-
-def test_a_trace_that_quotes_a_suite_is_rejected_and_listed(grader: GraderPool) -> None:
     problem = " ".join(f"word{number}" for number in range(40))
     (row,) = judge(grader, prompt("1", f"As in {problem}: {RIGHT}", RIGHT), rules=LOOSE, suite=(prompt(problem),))
     assert [trace.text for trace in row.prompt.traces] == [RIGHT]
     assert list(row.hits) == [("trace", Hit("suite", 1, 1.0))]
-
-
-def test_a_suite_keeps_no_demonstration_and_is_not_compared_with_itself(grader: GraderPool) -> None:
+    # A suite keeps no demonstration, and is not compared with itself.
     asked = prompt("1", RIGHT)
     (row,) = judge(grader, asked, rules=dataclasses.replace(RULES, keeps_traces=False), suite=(asked,))
     assert row.prompt == prompt("1") and row.reason is None
@@ -226,19 +211,14 @@ def test_references_are_graded_against_themselves(grader, finding, named, golds)
     assert check_golds(rows, grader, GradingConfig()) == [finding] * len(golds)
 
 
-@pytest.mark.parametrize(
-    ("kind", "finding"),
-    [
-        (StrictMathGrader(), "meets_itself"),
-        (ExactGrader(), "meets_itself"),
-        (ChoiceGrader(), "fails"),
-        (FormatGrader(), "not_checked"),
-    ],
-)
-def test_the_grader_of_the_experiment_checks_rows_that_name_none(kind: GraderKind, finding: str) -> None:
-    config = GradingConfig(kind=kind)
-    with GraderPool(1, PATIENCE_S, config=config) as own:
-        assert [found for found, _ in check_golds([prompt("?", truth="n+1")], own, config)] == [finding]
+def test_the_grader_of_the_experiment_checks_rows_that_name_none() -> None:
+    for kind, finding in (
+        *((kind, "meets_itself") for kind in (StrictMathGrader(), ExactGrader())),
+        *((ChoiceGrader(), "fails"), (FormatGrader(), "not_checked")),
+    ):
+        config = GradingConfig(kind=kind)
+        with GraderPool(1, PATIENCE_S, config=config) as own:
+            assert [found for found, _ in check_golds([prompt("?", truth="n+1")], own, config)] == [finding]
 
 
 LONG = "Let n be a positive integer such that the sum of its digits is 17 and the product of them is as large as can be"
@@ -286,9 +266,7 @@ def test_near_duplicates_name_the_first_of_their_cluster() -> None:
 )
 def test_a_quotation_is_found_and_a_shared_sentence_is_not(problem: str, texts: list[str], hits: list) -> None:
     assert index_of(prompt(problem)).find(texts) == hits
-
-
-def test_equal_problems_match_at_any_length() -> None:
+    # Equal problems match at any length.
     assert index_of(prompt("1  + 1")).equal(prompt("1 + 1")) == WHOLE
     assert index_of(prompt("1 + 1")).equal(prompt("1 + 2")) is None
 
@@ -313,10 +291,7 @@ def test_known_contamination_is_found() -> None:
     assert sum(index.equal(each) is not None for each in old_aime) >= 1
     assert len(quoting(old_aime)) >= 6
     assert quoting(read("gsm8k/train.jsonl", "question")) == set()
-
-
-@needs_datasets
-def test_real_traces_of_test_questions_are_found_by_their_questions() -> None:
+    # Real traces of test questions are found by their questions.
     index = index_of(*read("gsm8k/test.jsonl", "question"))
     assert all(index.equal(asked) for asked in read("reasoning_traces/gsm8k_qwq32b.parquet", "question"))
 
@@ -329,10 +304,6 @@ any_rule = st.builds(
 
 def answer(text: str, num_tokens: int = 5) -> Trace:
     return Trace(text, "policy", verified=True, num_tokens=num_tokens)
-
-
-def test_neither_blanks_nor_undecodable_bytes_are_text():
-    assert [is_text(each) for each in ("right", "  ", "\\boxed{2} \ufffd")] == [True, False, False]
 
 
 NEAR, FAR = "first add 3 and 4 to get 7", "the result is simply seven"
@@ -353,6 +324,9 @@ OF_SEVEN = [answer("first add 3 and 4 to get seven"), answer(NEAR), answer(FAR)]
 def test_different_answers_are_kept_in_the_order_of_choice(answers, choose, most, expected):
     rule = KeepAnswers.model_validate({"choose": choose, "max_per_prompt": most})
     assert [each.text for each in kept_traces(answers, rule)] == expected
+    # Case and punctuation make no distance; neither blanks nor undecodable bytes are text.
+    assert farthest_first(["a b c d e", "A b, c d e", "a b c d f", ""], 4) == [0, 3, 2, 1]
+    assert [is_text(each) for each in ("right", "  ", "\\boxed{2} \ufffd")] == [True, False, False]
 
 
 def distance(one: str, other: str) -> float:
@@ -365,10 +339,6 @@ def distance(one: str, other: str) -> float:
     ]
     union = runs[0] | runs[1]
     return 1 - len(runs[0] & runs[1]) / len(union) if union else 0.0
-
-
-def test_case_and_punctuation_make_no_distance() -> None:
-    assert farthest_first(["a b c d e", "A b, c d e", "a b c d f", ""], 4) == [0, 3, 2, 1]
 
 
 @given(texts=st.lists(answer_texts, min_size=1, max_size=8), count=st.integers(1, 8))
@@ -428,7 +398,7 @@ def test_the_bounds_of_pass_rates_are_inclusive(num_samples: int) -> None:
         assert fit_of(PassRate("a", outcomes, 0, 0), bounds) is Fit.KEPT
 
 
-def test_pass_rates_have_one_row_per_prompt(tmp_path: Path) -> None:
+def test_pass_rates_have_one_row_per_prompt_and_their_card_counts_everything_once(tmp_path: Path) -> None:
     write_pass_rates(tmp_path / "rates.parquet", RATES, FITS)
     rows = pq.read_table(tmp_path / "rates.parquet").to_pylist()
     assert rows[0] == {
@@ -436,9 +406,6 @@ def test_pass_rates_have_one_row_per_prompt(tmp_path: Path) -> None:
     }  # fmt: skip
     others = [("b", 1, "kept"), ("c", 3, "kept"), ("d", 4, "too_easy")]
     assert [(row["uid"], row["num_correct"], row["fit"]) for row in rows[1:]] == others
-
-
-def test_the_card_of_pass_rates_counts_everything_once(tmp_path: Path) -> None:
     found = difficulty_card("base", BOUNDS, RATES, FITS, ["sums", "sums", "", "sums"])
     assert found.fits == {"kept": 2, "too_hard": 1, "too_easy": 1}
     assert found.rates.histogram == {"0": 1, "1": 1, "2": 0, "3": 1, "4": 1}

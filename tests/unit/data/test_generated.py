@@ -1,12 +1,13 @@
 """Tasks that ship with the project: generated chains of operations, whose teacher may leave prompts out, err, or write
 in other styles, and the word problems of `data/samples`."""
 
+import hashlib
 import re
 from collections import Counter
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 from support.refusals import refused
@@ -55,18 +56,13 @@ def answer_of_chain(question: str) -> str:
     return f"{number:02d}"
 
 
-def test_the_format_of_a_chain() -> None:
-    plus_8, minus_3, reverse = OPERATIONS[7][1], OPERATIONS[11][1], OPERATIONS[18][1]
-    chain = (47, [plus_8, reverse, minus_3])
-    assert render_question(*chain) == "47 a:+8 b:r c:-3 ="
-    solution = render_solution(*chain, follow(*chain), "labelled")
-    assert solution == "<think>47\n a:+8 =55\n b:r =55\n c:-3 =52\n</think>\\boxed{52}"
-
-
 @given(any_chain)
+@example((47, [OPERATIONS[place][1] for place in (7, 18, 11)]))
 def test_the_teacher_of_chains_is_right(chain: tuple[int, list]) -> None:
-    expected = answer_of_chain(render_question(*chain))
-    assert render_solution(*chain, follow(*chain), "labelled").endswith(f"</think>\\boxed{{{expected}}}")
+    question, solution = render_question(*chain), render_solution(*chain, follow(*chain), "labelled")
+    assert solution.endswith(f"</think>\\boxed{{{answer_of_chain(question)}}}")
+    if question == "47 a:+8 b:r c:-3 =":
+        assert solution == "<think>47\n a:+8 =55\n b:r =55\n c:-3 =52\n</think>\\boxed{52}"
 
 
 def test_lengths_and_styles_have_their_shares() -> None:
@@ -97,13 +93,10 @@ def test_operations_have_their_frequencies() -> None:
     assert reversed_ / (added + reversed_) == pytest.approx(0.75, abs=0.02)
 
 
-@pytest.mark.parametrize("lengths", [(1,), (2,), (4, 5, 6)])
-def test_unique_prompts_do_not_repeat(lengths: tuple[int, ...]) -> None:
-    prompts = chains(num_prompts=1900, num_operations=lengths)
-    assert len({prompt.uid for prompt in prompts}) == 1900
-
-
-def test_an_exhausted_space_reports_its_size() -> None:
+def test_unique_prompts_do_not_repeat_and_an_exhausted_space_reports_its_size() -> None:
+    for lengths in ((1,), (2,), (4, 5, 6)):
+        prompts = chains(num_prompts=1900, num_operations=lengths)
+        assert len({prompt.uid for prompt in prompts}) == 1900
     with refused("data.train", "5000 distinct prompts with 1 operations", "1900 exist", error=DataError):
         chains(num_prompts=5000, num_operations=(1,))
     assert len(chains(num_prompts=5000, num_operations=(1,), unique=False)) == 5000
@@ -143,36 +136,21 @@ def test_every_prompt_has_a_trace_in_each_style_with_the_same_answer() -> None:
     assert all(is_right(styled[0], trace) for trace in styled[0].traces)
 
 
-CHANGES = (
-    (r"(?:finds|buys|gets) (\d+) (?!bags)", lambda count, n: count + n),
-    (r"(?:gives|loses|sells) (\d+) ", lambda count, n: count - n),
-    (r"(?:buys|is given) (\d+) (?:bags of|boxes with) (\d+) ", lambda count, packs, size: count + packs * size),
-    (r"(?:gives|loses|sells) half of ", lambda count: count / 2),
-    (r"until there are twice as many ", lambda count: 2 * count),
-    (r"until there are three times as many ", lambda count: 3 * count),
-)
-"""What a sentence says, and what it does to the number of items."""
+STORIES = {  # file: its digest, and how many stories have so many events
+    "train": ("dab4794492ba3f585ccb64010187ab70cd8f302450fc675201d7e1a4f119797b", {2: 214, 3: 213, 4: 213}),
+    "test": (
+        "a5bb51c85fdc62f0b35181f9726378596083f3836a76d839585bb12f3da45306",
+        {1: 64, 2: 43, 3: 43, 4: 42, 5: 32, 6: 32},
+    ),
+}
+"""Of 3db71dc0, where a test that read each story by itself found its answer."""
 
 
-def answer_of_story(problem: str) -> str:
-    """An independent reading of the problem."""
-    start, *changes, question = re.split(r"(?<=[.?]) ", problem)
-    assert question.startswith("How many ")
-    count = float(re.search(r"\d+", start).group())
-    for sentence in changes:
-        ((change, match),) = [(c, found) for text, c in CHANGES if (found := re.search(text, sentence))]
-        count = change(count, *map(int, match.groups()))
-    return f"{count:g}"
-
-
-@pytest.mark.parametrize(
-    ("file", "events"),
-    [("train", {2: 214, 3: 213, 4: 213}), ("test", {1: 64, 2: 43, 3: 43, 4: 42, 5: 32, 6: 32})],
-)
-def test_the_answer_of_a_story_follows_from_it_and_the_trace_calculates_line_by_line(file, events) -> None:
-    prompts = load_file(ROOT / f"data/samples/word_problems_{file}.jsonl").prompts
-    problems = [prompt.messages[0].content for prompt in prompts]
-    assert [prompt.ground_truth for prompt in prompts] == list(map(answer_of_story, problems))
+@pytest.mark.parametrize("file", STORIES)
+def test_the_trace_of_a_story_calculates_its_answer_line_by_line(file) -> None:
+    path, (digest, events) = ROOT / f"data/samples/word_problems_{file}.jsonl", STORIES[file]
+    assert hashlib.sha256(path.read_bytes()).hexdigest() == digest
+    prompts = load_file(path).prompts
     assert len({prompt.uid for prompt in prompts}) == len(prompts)
     assert Counter(prompt.extra_info["num_events"] for prompt in prompts) == events
     for prompt in prompts:

@@ -22,8 +22,6 @@ from luffy.data.sources import open_source
 from luffy.errors import DataError
 from luffy.types import Message, Prompt, Trace
 
-QA = {"data_source": "qa", "problem": "q", "answer": {"column": "a"}, "traces": ({"column": "t", "author": "me"},)}
-
 
 def user(text: str) -> dict[str, str]:
     return {"role": "user", "content": text}
@@ -133,13 +131,6 @@ def test_a_column_beside_a_known_layout_is_used_or_named(tmp_path: Path, name: s
         assert column in opened.unread or column in malformed or texts[0] != texts[1], (column, malformed)
 
 
-def test_fields_without_traces_drop_the_solution(tmp_path: Path) -> None:
-    fields = {"data_source": "t", "problem": "m", "answer": {"column": "a"}}
-    file = write_rows(tmp_path / "d.jsonl", {"m": [user("a?"), assistant(2)], "a": "2"})
-    (prompt,) = load_file(file, fields=fields).prompts
-    assert (prompt.messages, prompt.traces) == ((Message("user", "a?"),), ())
-
-
 @pytest.mark.parametrize(
     ("row", "line"),
     [
@@ -175,13 +166,9 @@ def test_exported_traces_are_read_again_and_no_confidential_one(tmp_path: Path, 
     assert command.main(by_r1) == 2
 
 
-def test_a_pattern_reads_its_files_in_the_order_of_their_names(tmp_path: Path) -> None:
-    for name in ("b", "a"):
-        write_rows(tmp_path / f"{name}.jsonl", {"q": name, "a": "1"})
-    assert [prompt.messages[0].content for prompt in load_file(tmp_path / "*.jsonl", fields=QA).prompts] == ["a", "b"]
-
-
-def test_malformed_lines_are_quarantined_with_line_field_and_reason(tmp_path: Path) -> None:
+def test_malformed_lines_are_quarantined_with_line_field_and_reason_and_files_of_a_pattern_read_by_name(
+    tmp_path,
+) -> None:
     lines = [
         b"\xef\xbb\xbf" + json.dumps(sum_row(0)).encode(),
         b'{"data_source": "caf\xe9"}',
@@ -192,12 +179,14 @@ def test_malformed_lines_are_quarantined_with_line_field_and_reason(tmp_path: Pa
         json.dumps({**sum_row(1), "data_source": "\ud800"}).encode(),
         json.dumps(sum_row(2)).encode(),
     ]
-    (tmp_path / "d.jsonl").write_bytes(b"\n".join(lines))
-    loaded = load_file(tmp_path / "d.jsonl")
+    (tmp_path / "b.jsonl").write_bytes(b"\n".join(lines))
+    loaded = load_file(tmp_path / "b.jsonl")
     assert [prompt.ground_truth for prompt in loaded.prompts] == ["1", "3"]
     found = [(bad.row, bad.field) for bad in loaded.quarantined]
     assert found == [(2, "(line)"), (4, "(line)"), (5, "(line)"), (6, "reward_model.ground_truth"), (7, "data_source")]
     assert "not UTF-8 text (byte 21: 0xe9)" in loaded.quarantined[0].reason
+    write_rows(tmp_path / "a.jsonl", sum_row(5))
+    assert [prompt.ground_truth for prompt in load_file(tmp_path / "*.jsonl").prompts] == ["6", "1", "3"]
 
 
 def test_undecodable_text_and_a_key_given_twice_lose_only_their_rows_and_maps_are_mappings(tmp_path: Path) -> None:
@@ -230,27 +219,22 @@ def test_undecodable_text_and_a_key_given_twice_lose_only_their_rows_and_maps_ar
         ("d.jsonl", "", "holds no row"),
         ("d.jsonl", "{}\n[]", "none of its 2 rows can be used; the first: row 1, field data_source: is missing"),
         ("d.parquet", "x", "no readable parquet"),
+        ("d.parquet", None, "d.parquet: cannot be read after row 1"),  # damaged in its second half
     ],
 )
 def test_an_unusable_file_is_refused(tmp_path: Path, name: str, content: str | None, named: str) -> None:
     (tmp_path / "folder.jsonl").mkdir()
     if content is not None:
         (tmp_path / name).write_text(content)
+    elif name == "d.parquet":
+        table = pa.table({"prompt": [str(n) * 50 for n in range(2000)], "answer": ["2"] * 2000})
+        pq.write_table(table, tmp_path / name, row_group_size=1000, compression="zstd", use_dictionary=False)
+        column = pq.read_metadata(tmp_path / name).row_group(1).column(0)
+        damaged, start = bytearray((tmp_path / name).read_bytes()), column.data_page_offset
+        damaged[start : start + column.total_compressed_size] = bytes(column.total_compressed_size)
+        (tmp_path / name).write_bytes(damaged)
     with refused(name, named, error=DataError):
         load_file(tmp_path / name)
-
-
-def test_a_damaged_parquet_names_the_last_readable_row(tmp_path: Path) -> None:
-    file = tmp_path / "d.parquet"
-    table = pa.table({"q": [str(n) * 50 for n in range(2000)], "a": ["2"] * 2000, "t": ["3"] * 2000})
-    pq.write_table(table, file, row_group_size=1000, compression="zstd", use_dictionary=False)
-    column = pq.read_metadata(file).row_group(1).column(0)
-    content = bytearray(file.read_bytes())
-    start, size = column.data_page_offset, column.total_compressed_size
-    content[start : start + size] = bytes(size)
-    file.write_bytes(content)
-    with pytest.raises(DataError, match=r"d\.parquet: cannot be read after row \d+"):
-        load_file(file, fields=QA)
 
 
 any_text = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=12).filter(str.strip)
@@ -297,13 +281,18 @@ def test_written_prompts_are_read_back(prompts: list[Prompt]) -> None:
         assert read_prompts(path) == prompts
 
 
-def test_equal_prompts_make_equal_files_with_the_columns_of_verl(tmp_path: Path) -> None:
+def test_equal_prompts_make_equal_files_with_the_columns_of_verl_and_a_wrong_row_is_named(tmp_path: Path) -> None:
     for name in ("a", "b"):
         write_prompts(tmp_path / name, (prompt(str(number)) for number in range(100)))
     assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
     first = pq.read_table(tmp_path / "a").to_pylist()[0]
     assert first["target"] == [{"role": "assistant", "content": "\\boxed{2}"}]
     assert first["reward_model"] == {"style": "rule", "ground_truth": "2"}
+    turns = {"prompt": [user("1+1")], "target": None, "uid": "u", "extra_info": "{}"}
+    rows = [{**row("", None), **turns, "ability": ability} for ability in ("math", "")]
+    pq.write_table(pa.Table.from_pylist(rows, SCHEMA), tmp_path / "p.parquet")
+    with refused("p.parquet, row 2, field ability", "is empty", error=DataError):
+        read_prompts(tmp_path / "p.parquet")
 
 
 def test_a_broken_write_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
@@ -318,14 +307,6 @@ def test_a_broken_write_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> 
         write_prompts(path, breaking())  # type: ignore[arg-type]
     assert [found.uid for found in read_prompts(path)] == ["old"]
     assert [found.name for found in tmp_path.iterdir()] == ["p.parquet"]
-
-
-def test_a_wrong_row_of_a_prepared_file_is_named(tmp_path: Path) -> None:
-    turns = {"prompt": [user("1+1")], "target": None, "uid": "u", "extra_info": "{}"}
-    rows = [{**row("", None), **turns, "ability": ability} for ability in ("math", "")]
-    pq.write_table(pa.Table.from_pylist(rows, SCHEMA), tmp_path / "p.parquet")
-    with refused("p.parquet, row 2, field ability", "is empty", error=DataError):
-        read_prompts(tmp_path / "p.parquet")
 
 
 @needs_datasets

@@ -40,9 +40,6 @@ def test_a_row_of_luffy_becomes_a_prompt_with_one_trace() -> None:
     # A column beside the demonstrations may have any name.
     assert prompt_from_row({**ROW, "targte": "kept by the file's author"}).traces
     assert prompt_from_row({**ROW, "target": None, "question": "1+1"}).traces == ()
-
-
-def test_several_traces_keep_their_authors() -> None:
     traces = [{"text": "a", "author": "x"}, {"text": "b", "logprobs": [-0.5, 0]}]
     found = prompt_from_row({**ROW, "traces": traces}, author="y").traces
     assert [(t.text, t.author, t.logprobs) for t in found] == [("a", "x", None), ("b", "y", (-0.5, 0.0))]
@@ -78,13 +75,10 @@ def test_the_style_names_the_grader_and_is_written_back(style: str | None, answe
     assert row["reward_model"] == {"style": grader or "rule", "ground_truth": str(answer)}
 
 
-@pytest.mark.parametrize(("uid", "read"), [(7, "7"), (7.0, "7"), (NAN, None), (None, None), ("x", "x")])
-def test_a_uid_may_be_a_number_or_missing(uid: object, read: str | None) -> None:
-    prompt = prompt_from_row({**ROW, "uid": uid})
-    assert prompt.uid == (read or prompt_uid("math", prompt.messages))
-
-
-def test_the_uid_depends_on_where_one_message_ends() -> None:
+def test_a_uid_may_be_a_number_or_missing_and_then_depends_on_where_one_message_ends() -> None:
+    for uid, read in ((7, "7"), (7.0, "7"), (NAN, None), (None, None), ("x", "x")):
+        prompt = prompt_from_row({**ROW, "uid": uid})
+        assert prompt.uid == (read or prompt_uid("math", prompt.messages))
     split = prompt_uid("s", [Message("user", "ab"), Message("user", "c")])
     assert split != prompt_uid("s", [Message("user", "a"), Message("user", "bc")])
 
@@ -149,12 +143,12 @@ def test_several_traces_with_flags_authors_and_logprobs() -> None:
     trace = {"column": "t", "author": "r1", "keep_column": "ok", "logprobs_column": "p"}
     found = mapped(row, traces=(trace,)).traces
     assert [(t.text, t.author, t.logprobs) for t in found] == [("x", "r1", (-1.0,)), ("z", "r1", (-2.0,))]
-
-
-@pytest.mark.parametrize("flag", ["true", "True", "TRUE ", True, "false", "False", None, False])
-def test_a_flag_may_be_written_as_text(flag: object) -> None:
-    kept = str(flag).strip().lower() == "true"
-    assert len(mapped({"a": "2", "t": "x", "ok": flag}, **KEPT).traces) == kept
+    for flag in ("true", "True", "TRUE ", True, "false", "False", None, False):  # which may be written as text
+        kept = str(flag).strip().lower() == "true"
+        assert len(mapped({"a": "2", "t": "x", "ok": flag}, **KEPT).traces) == kept
+    # A solution at the end of the question is dropped where no traces are asked for.
+    prompt = mapped({"q": [{"role": "user", "content": "a?"}, SOLUTION], "a": "2"}, traces=())
+    assert (prompt.messages, prompt.traces) == ((Message("user", "a?"),), ())
 
 
 def test_a_gsm8k_solution_gets_its_answer_into_a_box() -> None:
@@ -202,16 +196,11 @@ def test_formats_of_options_and_answers(row, choices, letter, texts):
     assert (prompt.ground_truth, prompt.grader) == (letter, "choice")
     assert prompt.extra_info == {"options": texts, "num_options": len(texts)}
     assert without_options(prompt) == "Which?"
+    for named, grader in (("exact", "exact"), ("rule", None)):
+        assert mapped(row, choices=choices, grader=named).grader == grader
 
 
-@pytest.mark.parametrize(
-    ("named", "grader"), [({}, "choice"), ({"grader": "exact"}, "exact"), ({"grader": "rule"}, None)]
-)
-def test_rows_name_their_grader(named: dict[str, str], grader: str | None) -> None:
-    assert mapped({"o": ["8", "7"], "a": "B"}, choices={"column": "o"}, **named).grader == grader
-
-
-def test_the_order_is_that_of_the_question_and_not_of_the_columns() -> None:
+def test_the_order_is_that_of_the_question_and_not_of_the_columns_and_an_id_distinguishes_equal_ones() -> None:
     prompt = mapped({"right": "r", "w1": "a", "w2": "b", "w3": "c"}, choices=APART)
     other = mapped({"right": "r", "w1": "c", "w2": "a", "w3": "b"}, choices=APART)
     assert prompt == other
@@ -220,15 +209,18 @@ def test_the_order_is_that_of_the_question_and_not_of_the_columns() -> None:
     row = {"right": "yes", "w1": "no", "w2": "perhaps", "w3": "never"}
     found = Counter(mapped({**row, "q": f"Question {n}"}, choices=APART).ground_truth for n in range(400))
     assert set(found) == set("ABCD") and min(found.values()) > 60
-
-
-def test_all_columns_of_a_question_are_read_and_an_id_distinguishes_equal_ones() -> None:
-    fields = fields_of(id="n", choices=APART, extra=("s",), traces=())
-    assert columns_of(fields) == ["q", "right", "w1", "w2", "w3", "n", "s"]
+    assert columns_of(fields_of(id="n", choices=APART, extra=("s",), traces=())) == [
+        "q",
+        "right",
+        "w1",
+        "w2",
+        "w3",
+        "n",
+        "s",
+    ]
     row = {"o": ["8", "7"], "a": "B"}
     one, two, again = (mapped({**row, "n": n}, choices={"column": "o"}, id="n") for n in (1, 2, 1))
-    assert one.uid == again.uid != two.uid
-    assert one.messages == two.messages
+    assert one.uid == again.uid != two.uid and one.messages == two.messages
 
 
 def answered(**answer: object) -> dict[str, object]:
@@ -312,23 +304,16 @@ def test_responses_are_graded_by_letter_and_by_the_text_of_the_option(grader: Gr
     assert [grade.outcome for grade in grades] == [right, right, right, wrong, Outcome.NO_ANSWER]
 
 
-def test_a_short_question_is_found_with_its_options_in_another_order() -> None:
-    index = BenchmarkIndex()
-    index.add("quiz", [quiz("Which of these barks?", "cat", "dog", "fish")])
+def test_a_question_is_found_in_training_data_with_without_and_with_other_options() -> None:
+    rng = random.Random(0)
+    question, *texts = (" ".join(str(rng.randrange(10**6)) for _ in range(30)) for _ in range(5))
+    prompt, index = quiz(question, *texts), BenchmarkIndex()
+    assert index.add("quiz", [quiz("Which of these barks?", "cat", "dog", "fish"), prompt]) == 2
     index.finish()
     found = index.equal(quiz("Which of these  barks?", "dog", "stone", "cat"))
     assert found is not None and (found.benchmark, found.row) == ("quiz", 1)
     assert index.equal(quiz("Which of these sings?", "cat", "dog", "fish")) is None
-
-
-def test_a_question_is_found_in_training_data_with_and_without_its_options() -> None:
-    rng = random.Random(0)
-    question, *texts = (" ".join(str(rng.randrange(10**6)) for _ in range(30)) for _ in range(5))
-    prompt = quiz(question, *texts)
-    index = BenchmarkIndex()
-    assert index.add("quiz", [prompt]) == 1
-    index.finish()
     for text in (question, prompt.messages[-1].content):
         assert index.equal(Prompt("u", "d", (Message("user", text),), "1"))
         (hit,) = index.find([f"They ask: {text} Well."])
-        assert hit is not None and (hit.benchmark, hit.row, hit.share) == ("quiz", 1, 1.0)
+        assert hit is not None and (hit.benchmark, hit.row, hit.share) == ("quiz", 2, 1.0)

@@ -167,23 +167,16 @@ def riddles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("riddles")
-def test_a_custom_source_is_loaded_by_import_path() -> None:
+def test_a_custom_source_is_loaded_by_import_path_and_an_invalid_factory_refused() -> None:
     config = CustomSource(kind="custom", factory="my_riddles:riddles", options={"count": 3})
     assert [prompt.ground_truth for prompt in load_source(config).prompts] == ["0", "1", "2"]
-
-
-@pytest.mark.usefixtures("riddles")
-@pytest.mark.parametrize(
-    ("factory", "reason"),
-    [
-        ("my_riddles:nothing", "cannot be imported"),
-        ("no_such_module:f", "cannot be imported"),
-        ("my_riddles:broken", "without kind, is_light, inputs, rows"),
-    ],
-)
-def test_an_invalid_factory_is_refused(factory: str, reason: str) -> None:
-    with refused("data.train.factory", factory, reason, error=DataError):
-        load_source(CustomSource(kind="custom", factory=factory))
+    for factory, reason in {
+        "my_riddles:nothing": "cannot be imported",
+        "no_such_module:f": "cannot be imported",
+        "my_riddles:broken": "without kind, is_light, inputs, rows",
+    }.items():
+        with refused("data.train.factory", factory, reason, error=DataError):
+            load_source(CustomSource(kind="custom", factory=factory))
 
 
 def gym(**settings: object) -> ReasoningGymSource:
@@ -198,10 +191,7 @@ def test_reasoning_gym_takes_its_tasks_in_turn() -> None:
     assert tasks == ["chain_sum", "gcd", "chain_sum", "gcd", "chain_sum"]
     assert one == again != other
     assert all(prompt.ground_truth.lstrip("-").isdigit() and not prompt.traces for prompt in one)
-
-
-def test_tasks_that_differ_from_run_to_run_are_refused() -> None:
-    with refused("knight_swap", error=DataError):
+    with refused("knight_swap", error=DataError):  # which differs from run to run
         load_source(gym(tasks=("knight_swap",)))
 
 
@@ -312,31 +302,13 @@ def test_a_wrong_recipe_is_refused(asked: dict[str, str], named: tuple[str, ...]
         resolve_recipes({"data": {"train": {"kind": "recipe", **asked}}}, {}, "test.yaml")
 
 
-def test_a_distilled_row_of_gsm8k_whose_reference_lost_its_thousands_is_left_out(tmp_path: Path) -> None:
-    right = {"problem": "6 x 7?", "groud_truth_solution": "So \\boxed{42}", "boxed_answer_success": True}
-    wrong = {"problem": "2 x 500?", "groud_truth_solution": "So \\boxed{1},000", "boxed_answer_success": False}
-    rows = [{**each, "reasoning_solution": "Hm.\n</think>\nIt is \\boxed{42}."} for each in (right, wrong)]
-    source = recipe("gsm8k_r1", file=str(write_rows(tmp_path / "rows.jsonl", *rows)))
-    (prompt,) = load_source(source).prompts
-    assert (prompt.ground_truth, prompt.traces[0].author) == ("42", "DeepSeek-R1")
-    assert prompt.traces[0].text.startswith("<think>")
-
-
-def test_problems_of_apps_are_graded_by_their_test_cases() -> None:
-    fields = recipe("apps").fields
-    assert fields is not None
-    problem = {"question": "Add.", "input_output": '{"inputs": ["1 2"], "outputs": ["3"]}', "difficulty": "interview"}
-    prompt = prompt_from_fields(problem, fields, author="")
-    assert (prompt.grader, prompt.data_source, cases_of(prompt.ground_truth)[0].given) == ("code", "apps", "1 2")
-
-
 def benchmark(name: str, file: Path) -> list[Prompt]:
     loaded = load_source(recipe(name, file=str(file)), "suites.b")
     assert not loaded.quarantined
     return loaded.prompts
 
 
-def test_arc_in_the_format_of_its_hub(tmp_path: Path) -> None:
+def test_rows_in_the_formats_of_their_hubs_become_prompts_of_shipped_recipes(tmp_path: Path) -> None:
     rows = [
         {"id": "a", "question": "Q1", "choices": {"text": ["w", "x", "y"], "label": ["A", "B", "C"]}, "answerKey": "C"},
         {"id": "b", "question": "Q2", "choices": {"text": list("wxyz"), "label": list("1234")}, "answerKey": "2"},
@@ -345,16 +317,12 @@ def test_arc_in_the_format_of_its_hub(tmp_path: Path) -> None:
     assert (one.ground_truth, two.ground_truth) == ("C", "B")
     assert two.messages[0].content == "Q2\n\nA. w\nB. x\nC. y\nD. z"
 
-
-def test_gpqa_in_the_format_of_its_hub(tmp_path: Path) -> None:
     incorrect = {f"Incorrect Answer {n}": f"w{n}" for n in (1, 2, 3)}
     row = {"Question": "Q", "Correct Answer": "r", **incorrect, "High-level domain": "Physics", "Writer": "n"}
     (prompt,) = benchmark("gpqa_diamond", write_rows(tmp_path / "gpqa.parquet", row))
     assert f"{prompt.ground_truth}. r" in prompt.messages[0].content.splitlines()
     assert prompt.extra_info["confidential"] is True and prompt.extra_info["High-level domain"] == "Physics"
 
-
-def test_several_answers_units_and_tolerance_of_olympiadbench_are_kept(tmp_path: Path) -> None:
     row = {
         "question": "Q", "final_answer": ["4.2", "5"], "subfield": "A", "answer_type": "Numerical",
         "is_multiple_answer": True, "unit": "%", "error": "1e-1",
@@ -362,6 +330,18 @@ def test_several_answers_units_and_tolerance_of_olympiadbench_are_kept(tmp_path:
     (prompt,) = benchmark("olympiadbench", write_rows(tmp_path / "o.jsonl", row))
     assert prompt.ground_truth == "4.2, 5"
     assert (prompt.extra_info["unit"], prompt.extra_info["error"]) == ("%", "1e-1")
+
+    # The reference of the second has lost its thousands.
+    right = {"problem": "6 x 7?", "groud_truth_solution": "So \\boxed{42}", "boxed_answer_success": True}
+    wrong = {"problem": "2 x 500?", "groud_truth_solution": "So \\boxed{1},000", "boxed_answer_success": False}
+    rows = [{**each, "reasoning_solution": "Hm.\n</think>\nIt is \\boxed{42}."} for each in (right, wrong)]
+    (prompt,) = load_source(recipe("gsm8k_r1", file=str(write_rows(tmp_path / "rows.jsonl", *rows)))).prompts
+    assert (prompt.ground_truth, prompt.traces[0].author) == ("42", "DeepSeek-R1")
+    assert prompt.traces[0].text.startswith("<think>")
+
+    row = {"question": "Add.", "input_output": '{"inputs": ["1 2"], "outputs": ["3"]}', "difficulty": "interview"}
+    prompt = prompt_from_fields(row, recipe("apps").fields, author="")
+    assert (prompt.grader, prompt.data_source, cases_of(prompt.ground_truth)[0].given) == ("code", "apps", "1 2")
 
 
 @pytest.mark.parametrize("kind", [MathGrader(), StrictMathGrader()], ids=lambda kind: kind.kind)

@@ -86,14 +86,6 @@ def test_the_same_texts_give_the_same_ids_in_any_order_and_in_the_folder_of_a_mo
         assert beside_model.decode(built(text)["input_ids"]) == text
 
 
-def test_a_saved_tokenizer_loads_as_it_was(tmp_path: Path) -> None:
-    TOKENIZER.save_pretrained(tmp_path)
-    loaded = load_tokenizer(tmp_path)
-    assert render_prompts(loaded, [user("1 +1 =")])[0] == render_prompts(TOKENIZER, [user("1 +1 =")])[0]
-    assert decode(loaded, encode_traces(loaded, [TRACE])[0]) == TRACE
-    assert stop_token_ids(loaded) == stop_token_ids(TOKENIZER)
-
-
 @pytest.mark.parametrize("turns", [["1 +1 ="], ["be\nkind", "1 +1 ="]])
 def test_the_plain_prompt_is_what_its_template_renders(turns: list[str]) -> None:
     rendered = TOKENIZER.apply_chat_template(
@@ -104,14 +96,17 @@ def test_the_plain_prompt_is_what_its_template_renders(turns: list[str]) -> None
     assert decode(TOKENIZER, render_prompts(TOKENIZER, [messages])[0]) == rendered
 
 
-def test_batches_equal_single_rows() -> None:
+def test_batches_equal_single_rows_and_a_saved_tokenizer_loads_as_it_was(tmp_path: Path) -> None:
+    TOKENIZER.save_pretrained(tmp_path)
+    loaded = load_tokenizer(tmp_path)
     conversations, texts = [user(text) for text in ("1", "22 +3 =", "é")], [TRACE, "", "\\boxed{1}"]
     prompts, traces = render_prompts(TOKENIZER, conversations), encode_traces(TOKENIZER, texts)
-    assert prompts == [render_prompts(TOKENIZER, [turns])[0] for turns in conversations]
-    assert traces == [encode_traces(TOKENIZER, [text])[0] for text in texts]
+    assert prompts == [render_prompts(loaded, [turns])[0] for turns in conversations]
+    assert traces == [encode_traces(loaded, [text])[0] for text in texts]
     assert prompt_lengths(TOKENIZER, conversations) == [len(ids) for ids in prompts]
     assert trace_lengths(TOKENIZER, texts) == [len(ids) for ids in traces]
     assert render_prompts(TOKENIZER, []) == []
+    assert decode(loaded, traces[0]) == TRACE and stop_token_ids(loaded) == stop_token_ids(TOKENIZER)
 
 
 def llama_like(prepend: str, end: str) -> PreTrainedTokenizerBase:
@@ -144,15 +139,9 @@ def test_a_trace_has_the_ids_that_it_has_after_its_prompt(prepend: str, end: str
 
 
 SHIPPED = sorted(file.stem for file in (DATA / "templates").glob("*.jinja"))
-OPENERS = {
-    "luffy": "<think>\n",
-    "none": "",
-    "plain": "",
-    "qwen": "",
-    "r1_zero": "<think>",
-    "own": "",
-    "thinking": "<think>\n",
-}
+OPENERS = {  # "own" and "thinking" are templates of the model
+    "luffy": "<think>\n", "none": "", "plain": "", "qwen": "", "r1_zero": "<think>", "own": "", "thinking": "<think>\n",
+}  # fmt: skip
 OWN = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
 OWN_FILES = {"own": OWN, "thinking": OWN + "{{ '<think>\\n' }}"}
 CONVERSATIONS = {"user": user("1 + 1?"), "system": [Message("system", "Be kind."), *user("1 + 1?")]}
@@ -171,28 +160,14 @@ def templated(
     return request.param, adapt_tokenizer(str(folder), request.param if request.param in SHIPPED else None)
 
 
-def test_all_shipped_templates_are_known(tmp_path: Path) -> None:
-    assert set(SHIPPED) == set(OPENERS) - {"plain", *OWN_FILES}
-    assert template_file("somewhere/else.jinja") == Path("somewhere/else.jinja")
-    assert ASCII.chat_template == PLAIN_TEMPLATE
-    ASCII.save_pretrained(tmp_path / "model")
-    (tmp_path / "own.jinja").write_text(OWN)
-    assert adapt_tokenizer(str(tmp_path / "model"), str(tmp_path / "own.jinja")).chat_template == OWN
-
-
-@pytest.mark.parametrize("messages", CONVERSATIONS.values(), ids=CONVERSATIONS)
-def test_the_generation_prompt_ends_as_it_should(templated, messages):
-    name, tokenizer = templated
-    assert prompt_opener(tokenizer) == OPENERS[name]
-    text = decode(tokenizer, render_prompts(tokenizer, [messages])[0])
-    assert text.endswith(OPENERS[name]) and text.count(messages[-1].content) == 1
-
-
 @pytest.mark.parametrize("trace", TRACES)
 @pytest.mark.parametrize("messages", CONVERSATIONS.values(), ids=CONVERSATIONS)
 def test_think_is_opened_once_and_only_the_response_is_learned(templated, messages, trace):
-    _, tokenizer = templated
+    name, tokenizer = templated
     prompt_ids = render_prompts(tokenizer, [messages])[0]
+    text = decode(tokenizer, prompt_ids)
+    assert text.endswith(OPENERS[name]) and text.count(messages[-1].content) == 1
+    assert prompt_opener(tokenizer) == OPENERS[name]
     response_ids = encode_traces(tokenizer, [with_opened_thinking(trace)])[0]
     rows = [demonstration(prompt_ids, response_ids), demonstration([*prompt_ids, 5, 6], response_ids[2:])]
     batch = collate(rows, torch.zeros(2), tokenizer.pad_token_id)
@@ -200,22 +175,17 @@ def test_think_is_opened_once_and_only_the_response_is_learned(templated, messag
         assert input_ids[mask].tolist() == list(row.response_ids)
         assert input_ids[~mask & (input_ids != tokenizer.pad_token_id)].tolist() == list(row.prompt_ids)
     learned = decode(tokenizer, batch.input_ids_BT[0][batch.response_mask_BT[0]].tolist())
-    end_of_prompt = decode(tokenizer, prompt_ids)[-9:]
-    assert (end_of_prompt + learned).count("<think>") == 1
+    assert (text[-9:] + learned).count("<think>") == 1
     assert response_ids[-1] == tokenizer.eos_token_id
     assert learned.lstrip().removeprefix("<think>").strip() == trace.strip().removeprefix("<think>").strip()
     assert trace_lengths(tokenizer, [trace]) == [len(response_ids)]
 
 
-def test_only_a_trace_without_its_opening_tag_gets_it_back() -> None:
-    assert with_opened_thinking("1</think>2") == "<think>\n1</think>2"
-    for text in (*TRACES, "2", "a <think> b</think> c", "<think>never closed"):
-        assert with_opened_thinking(text) == text
-
-
 @given(st.lists(st.sampled_from(["<think>", "</think>", "a", "\n"]), max_size=6).map("".join))
-def test_opening_twice_is_opening_once(text: str) -> None:
-    assert with_opened_thinking(with_opened_thinking(text)) == with_opened_thinking(text)
+def test_only_a_trace_without_its_opening_tag_gets_it_back_and_opening_twice_is_opening_once(text: str) -> None:
+    assert with_opened_thinking("1</think>2") == "<think>\n1</think>2"
+    for complete in (*TRACES, "2", "a <think> b</think> c", "<think>never closed", with_opened_thinking(text)):
+        assert with_opened_thinking(complete) == complete
 
 
 @pytest.mark.parametrize(
@@ -254,9 +224,15 @@ def test_a_missing_model_or_template_is_refused(tmp_path, monkeypatch, own, mode
     tokenizer.save_pretrained("model")
     with refused(*named, error=DataError):
         adapt_tokenizer(str(tmp_path / model), template)
-    assert adapt_tokenizer(str(tmp_path / "model"), "none").chat_template
     with refused("holds no tokenizer", error=DataError):
         load_tokenizer(tmp_path)
+    # Shipped ones go by their names, one's own by its path.
+    assert set(SHIPPED) == set(OPENERS) - {"plain", *OWN_FILES}
+    assert template_file("somewhere/else.jinja") == Path("somewhere/else.jinja")
+    (tmp_path / "own.jinja").write_text(OWN)
+    for given_template in ("none", str(tmp_path / "own.jinja")):
+        adapted = adapt_tokenizer(str(tmp_path / "model"), given_template).chat_template
+        assert adapted and (adapted == OWN) == (given_template != "none")
 
 
 ESCAPES = [
@@ -366,11 +342,13 @@ def test_own_is_the_chat_template_over_all_messages_and_a_text_of_the_users_surr
     assert opened == {"r1_zero": "<think>", "luffy_think": "<think>\n", own: "<think>\n"}
     stops = [stops_of(name) for name in ("own", "r1_zero", "qwen_math", "{question}")]
     assert stops == [(), ("</answer>",), (), ()]
-
-
-def test_luffy_thinks_with_the_system_message_of_its_configuration() -> None:
     config = load_experiment(Path(__file__).parents[3] / "exp_configs/luffy_qwen2.5_math_7b.yaml", [])
     assert config.data.system_prompt == LUFFY_SYSTEM
+    # A tokenizer that opens texts opens prompts.
+    bos, eos = tokenizer.bos_token, tokenizer.eos_token
+    tokens = [(bos, tokenizer.bos_token_id), (eos, tokenizer.eos_token_id)]
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(single=f"{bos} $A {eos}", special_tokens=tokens)
+    assert decode(tokenizer, ask(tokenizer, problems(1), "none")[0]) == f"{bos}0 +1"
 
 
 def test_a_template_needs_one_question_and_only_own_a_chat_template() -> None:
@@ -382,15 +360,6 @@ def test_a_template_needs_one_question_and_only_own_a_chat_template() -> None:
     assert ask(tokenizer, problems(1), "none")
     with refused("has no chat template; give model.chat_template (`none`", error=DataError):
         ask(tokenizer, problems(1), "own")
-
-
-def test_a_tokenizer_that_opens_texts_opens_prompts() -> None:
-    tokenizer = tiny_tokenizer()
-    bos, eos = tokenizer.bos_token, tokenizer.eos_token
-    tokens = [(bos, tokenizer.bos_token_id), (eos, tokenizer.eos_token_id)]
-    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(single=f"{bos} $A {eos}", special_tokens=tokens)
-    (ids,) = ask(tokenizer, problems(1), "none")
-    assert decode(tokenizer, ids) == f"{bos}0 +1"
 
 
 LLAMA = (
@@ -414,17 +383,10 @@ def test_the_chosen_day_is_written_whenever_the_prompt_is_made(tmp_path, templat
     tokenizer = adapt_tokenizer(str(model), None, template_date="2026-11-05")
     assert prompt_texts(tokenizer, [user("abc")]) == [prompt]
     assert "strftime" not in tokenizer.chat_template
-
-
-@pytest.mark.parametrize(("day", "named"), [("2026-02-30", "2026-02-30"), ("2026-02-01", "computed format")])
-def test_a_day_that_is_none_and_a_format_that_is_computed_are_refused(day, named):
-    with refused(named, error=DataError):
-        with_date("{{ strftime_now(form) }}", day, "")
-
-
-def test_a_reward_model_whose_template_is_dated_is_refused(tmp_path):
+    for day, named in (("2026-02-30", "2026-02-30"), ("2026-02-01", "computed format")):
+        with refused(named, error=DataError):
+            with_date("{{ strftime_now(form) }}", day, "")
     folder = reward_folder(tmp_path / "reward")
-    template = folder / "chat_template.jinja"
-    template.write_text("{{ strftime_now('%Y') }}" + template.read_text())
-    with refused("grading.path", str(template), error=DataError):
+    (folder / "chat_template.jinja").write_text("{{ strftime_now('%Y') }}")
+    with refused("grading.path", str(folder / "chat_template.jinja"), error=DataError):
         check_classifier(folder, "grading.path")

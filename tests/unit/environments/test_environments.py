@@ -127,12 +127,15 @@ def played(environment, turns, problem=None):
     return asyncio.run(play())
 
 
-def test_a_class_of_ones_own_is_made_for_every_episode_with_its_options():
+def test_a_class_of_ones_own_is_made_for_every_episode_with_its_options_and_instructions_are_those_of_the_kind():
     make = open_environment(custom("CountTo", limit=2))
     first, second = make(), make()
     assert played(first, ["a", "b"]) == ["1 turns left", None]
     assert first.counts() == {"turns_taken": 2.0} and second.counts() == {"turns_taken": 0.0}
     assert instructions_of(custom("CountTo", limit=2)) == "Count."
+    texts = {instructions_of(tools("calculator", calls=calls)) for calls in ("hermes", "llama3")}
+    assert len(texts) == 2 and all("calculator" in text for text in texts)
+    assert instructions_of(tools("calculator", describe=False)) == ""
 
 
 def test_a_method_that_hangs_ends_after_its_time_limit():
@@ -153,12 +156,6 @@ def test_a_method_that_hangs_ends_after_its_time_limit():
 
 def tools(*names, **settings):
     return ToolsEnvironment(kind="tools", tools=names, **settings)
-
-
-def test_instructions_of_tools_are_those_of_the_format_unless_they_are_not_to_be_described():
-    texts = {instructions_of(tools("calculator", calls=calls)) for calls in ("hermes", "llama3")}
-    assert len(texts) == 2 and all("calculator" in text for text in texts)
-    assert instructions_of(tools("calculator", describe=False)) == ""
 
 
 TEMPLATE = (
@@ -264,12 +261,9 @@ def test_a_game_answers_and_counts_guesses_until_the_right_one(number, turns, an
     game = open_environment(GAME)()
     assert played(game, turns, Problem(extra_info={"number": number})) == answers
     assert game.counts() == dict(zip(("guesses", "turns_without_guess", "found"), counts, strict=True))
-
-
-@pytest.mark.parametrize("info", [{}, {"number": "5"}, {"number": True}])
-def test_a_problem_without_a_number_is_refused(info):
-    with refused("quiz: guess_number needs a whole number as extra_info.number", error=DataError):
-        played(open_environment(GAME)(), [], Problem(data_source="quiz", extra_info=info))
+    for info in ({}, {"number": "5"}, {"number": True}):
+        with refused("quiz: guess_number needs a whole number as extra_info.number", error=DataError):
+            played(open_environment(GAME)(), [], Problem(data_source="quiz", extra_info=info))
 
 
 def test_only_the_text_after_the_reasoning_is_left_and_fields_are_the_first_elements_of_their_names():
@@ -354,27 +348,23 @@ def judge_says(text, folder, **settings):
     return found, body["messages"][0]["content"]
 
 
-def test_a_judge_measures_an_episode_by_a_rubric(tmp_path):
+def test_a_judge_measures_an_episode_by_a_rubric_and_its_silence_is_no_zero_nor_its_absence_a_failure(tmp_path):
     found, asked = judge_says("Well. VERDICT: MET", tmp_path)
     assert found == {"polite": 1.0}
     assert "[Rubric]\nIs it polite?" in asked and "assistant: 3 + 4\n\nuser: 7\n\nassistant: 7" in asked
     found, asked = judge_says("Well. VERDICT: UNMET", tmp_path, shows="reply")
-    assert found == {"polite": 0.0}
-    assert "[Response]\n7\n" in asked
-    measure = judged("http://h/v1")
-    assert JudgeMeasure.model_validate_json(measure.model_dump_json()) == measure, "as a stage writes it"
-    with pytest.raises(ValidationError, match="prompt has no effect here"):
-        judge = {"url": "http://h", "model": "j", "prompt": "{reference} {answer}"}
-        JudgeMeasure.model_validate({"kind": "judge", "rubric": "x", "judge": judge})
-
-
-def test_a_judge_without_a_verdict_is_no_silent_zero_and_one_that_is_gone_no_failure_of_the_episode(tmp_path):
+    assert found == {"polite": 0.0} and "[Response]\n7\n" in asked
     with pytest.raises(FailedEpisode) as failed:
         judge_says("I cannot say.", tmp_path)
     assert isinstance(failed.value.__cause__, NoVerdict)
     assert str(failed.value.__cause__).startswith("measure polite: judge: the reply holds no verdict")
     with pytest.raises(LostError, match=r"measure polite: judge: http://127\.0\.0\.1:9/v1: no answer"):
         judge_says("", tmp_path)
+    measure = judged("http://h/v1")
+    assert JudgeMeasure.model_validate_json(measure.model_dump_json()) == measure, "as a stage writes it"
+    with pytest.raises(ValidationError, match="prompt has no effect here"):
+        judge = {"url": "http://h", "model": "j", "prompt": "{reference} {answer}"}
+        JudgeMeasure.model_validate({"kind": "judge", "rubric": "x", "judge": judge})
 
 
 # ---- what is refused before the first episode ----

@@ -288,7 +288,7 @@ def test_a_recorded_episode_is_measured_and_goes_on_only_where_it_may(
     assert episode.measures == {"answers": 2.0 + num_sampled, "turns": 2.0 + num_sampled}
 
 
-def test_a_recorded_start_is_replayed_into_the_environment(tokenizer):
+def test_a_recorded_start_is_replayed_into_the_environment_and_a_turn_that_was_begun_finished(tokenizer):
     """Its first turn and observation stand; the second turn is answered by the live environment."""
     start, environment = recorded(tokenizer), Echo(num_answers=2)
     episode, engine = play(tokenizer, environment, ["-", "-", "turn 2"], start)
@@ -297,9 +297,6 @@ def test_a_recorded_start_is_replayed_into_the_environment(tokenizer):
     assert episode.segments[0] == Observation(live)
     assert engine.calls[0][0].prefix_ids == start.given_ids + live
     assert episode.measures["turns"] == 3
-
-
-def test_a_turn_that_was_begun_is_finished_and_read_as_one(tokenizer):
     begun = tuple(encode_traces(tokenizer, ["go on"])[0][:-1])
     start = EpisodeStart(Problem(), "7", PROMPT, (5, 6), 3, begun, (Source.OFF_POLICY,) * len(begun))
     environment = Echo(num_answers=0)
@@ -324,35 +321,27 @@ OPENING = Message("user", "go on higher lower")
 
 
 @EVERY_HISTORY
-@pytest.mark.parametrize("max_tokens", range(20, 80, 6))
-def test_what_reset_adds_counts_towards_the_limit_of_the_response(tokenizer, history, max_tokens):
+def test_what_reset_adds_counts_towards_the_limit_of_the_response_and_is_plain_text(tokenizer, history):
     """An engine's context has room for the data's longest prompt and a whole response, and for nothing else."""
-    encoder, turns = ConversationEncoder(tokenizer, history), ["turn 0", "turn 1", "turn 2"]
+    encoder, turns, num_stops = ConversationEncoder(tokenizer, history), ["turn 0", "turn 1", "turn 2"], []
     bare, opened = encoder.prompt(PROMPT), encoder.prompt([*PROMPT, OPENING])
     start = EpisodeStart(Problem(), "7", PROMPT, bare, seed=3)
-    settings = {"max_tokens": max_tokens, "history": history}
-    episode, engine = play(tokenizer, Echo(2, opening=[OPENING]), turns, start, **settings)
-    check_lengths(engine.requests, SamplingParams(1.0, max_tokens, ()), len(bare) + max_tokens)
-    branches = Row(bare).played(episode).trajectory(Grade(Outcome.WRONG), 0.0).branches()
-    assert all(branch.num_tokens <= len(bare) + max_tokens for branch in branches)
-    if len(opened) - len(bare) >= max_tokens:
-        assert (episode.finish_reason, episode.segments, engine.calls) == (LENGTH, (), [])
-        assert episode.prompt_ids == bare
-    else:
-        assert engine.requests[0].prompt_ids == episode.prompt_ids == opened
-
-
-@EVERY_HISTORY
-def test_what_reset_adds_is_plain_text_in_every_context(tokenizer, history):
-    """The text of the stop token, too."""
-    start = EpisodeStart(Problem(), "7", PROMPT, ConversationEncoder(tokenizer, history).prompt(PROMPT), seed=3)
-    num_stops = []
-    for opening in (OPENING, Message("user", f"go{EOS}on")):
-        environment = Echo(1, opening=[opening])
-        episode, _ = play(tokenizer, environment, ["turn 0", "turn 1"], start, history=history)
+    for max_tokens in range(20, 80, 6):
+        settings = {"max_tokens": max_tokens, "history": history}
+        episode, engine = play(tokenizer, Echo(2, opening=[OPENING]), turns, start, **settings)
+        check_lengths(engine.requests, SamplingParams(1.0, max_tokens, ()), len(bare) + max_tokens)
+        branches = Row(bare).played(episode).trajectory(Grade(Outcome.WRONG), 0.0).branches()
+        assert all(branch.num_tokens <= len(bare) + max_tokens for branch in branches)
+        if len(opened) - len(bare) >= max_tokens:
+            assert (episode.finish_reason, episode.segments, engine.calls) == (LENGTH, (), [])
+            assert episode.prompt_ids == bare
+        else:
+            assert engine.requests[0].prompt_ids == episode.prompt_ids == opened
+    for opening in (OPENING, Message("user", f"go{EOS}on")):  # the text of the stop token is no stop token
+        episode, _ = play(tokenizer, Echo(1, opening=[opening]), turns[:2], start, history=history)
         parts = [episode.prompt_ids, *(segment.token_ids for segment in episode.segments)]
         num_stops.append([list(ids).count(tokenizer.eos_token_id) for ids in parts])
-    assert EOS in decode(tokenizer, episode.prompt_ids[len(start.prompt_ids) :])
+    assert EOS in decode(tokenizer, episode.prompt_ids[len(bare) :])
     assert num_stops[0] == num_stops[1]
     assert any(isinstance(segment, Context) for segment in episode.segments) == (history == "branching")
 
@@ -406,13 +395,7 @@ def released():
     RELEASED.set()
 
 
-def test_a_weighted_count_that_is_gone_at_the_end_ends_its_own_episode(tokenizer):
-    scorer = EpisodeScorer(EpisodeScoring(weights={"answer": 1.0, "bonus": 0.1}), ("bonus",))
-    episode, _ = play(tokenizer, Echo(0), ["turn 0"], scorer=scorer)
-    assert episode.fault == "TypeError: counts returned no bonus, which environment.scoring.weights names"
-
-
-def test_the_share_of_failures_is_that_of_all_batches_and_no_single_early_one_ends_the_stage():
+def test_the_share_of_failures_is_that_of_all_batches_and_no_single_early_one_ends_the_stage(tokenizer):
     share = FailedShare(EpisodeLimits(max_failed_share=0.1))
     share.add([True, False])
     share.add([True] * 2 + [False] * 28)
@@ -421,6 +404,10 @@ def test_the_share_of_failures_is_that_of_all_batches_and_no_single_early_one_en
         share.add([True])
     with pytest.raises(EnvironmentFault, match="failed in 1 of 1 episodes"):
         FailedShare(EpisodeLimits(max_failed_share=0.0)).add([True])
+    # A weighted count that is gone at the end is a failure of its own episode.
+    scorer = EpisodeScorer(EpisodeScoring(weights={"answer": 1.0, "bonus": 0.1}), ("bonus",))
+    episode, _ = play(tokenizer, Echo(0), ["turn 0"], scorer=scorer)
+    assert episode.fault == "TypeError: counts returned no bonus, which environment.scoring.weights names"
 
 
 def test_mappings_are_messages_and_numbers_of_numpy_are_numbers(tokenizer):
@@ -450,18 +437,13 @@ def test_what_no_other_episode_would_survive_is_raised_at_once_and_closes_all(
     assert all(each.is_closed for each in made)
 
 
-def test_in_lockstep_a_call_has_the_turns_of_all_episodes_in_their_order(tokenizer):
-    """Whichever tool answers first."""
-    first_answered = threading.Event()
+def test_in_lockstep_a_call_has_all_turns_in_order_and_with_lanes_a_slow_tool_holds_up_its_episode(tokenizer):
+    first_answered, over = threading.Event(), threading.Event()
     slow, quick = Echo(1, wait=lambda: first_answered.wait(PATIENCE_S)), Echo(1, wait=first_answered.set)
     starts = [EpisodeStart(Problem(), "7", PROMPT, (seed,), seed) for seed in (1, 2)]
     _, engine = play_all(tokenizer, [slow, quick], ["turn 0", "turn 1"], starts)
     assert [[request.prompt_ids for request in call] for call in engine.calls] == [[(1,), (2,)], [(1,), (2,)]]
-
-
-def test_with_lanes_a_slow_tool_holds_up_its_own_episode_alone(tokenizer):
-    """The slow tool answers only when the other episode is over."""
-    over = threading.Event()
+    # The slow tool answers only when the other episode is over.
     made = [Echo(1, wait=lambda: over.wait(PATIENCE_S)), Echo(3, end=over.set)]
     episodes, _ = play_all(tokenizer, made, [f"turn {number}" for number in range(4)], lanes=2)
     assert over.is_set()

@@ -78,7 +78,7 @@ def game(number, seed=3):
     return EpisodeStart(Problem(extra_info={"number": number}), str(number), PROMPT, (), seed)
 
 
-def test_a_game_is_played_in_text_and_measured(play):
+def test_a_game_is_played_in_text_and_measured_and_a_long_observation_is_cut_by_characters(play):
     (found, quick), asked = play(halving, [game(7), game(4)])
     assert found.finish_reason is FinishReason.STOP
     assert found.measures == {"found": 1.0, "guesses": 3.0, "turns_without_guess": 0.0, "turns": 3.0}
@@ -88,6 +88,8 @@ def test_a_game_is_played_in_text_and_measured(play):
     longest = max((body["messages"] for _, body in asked), key=len)
     assert [turn["role"] for turn in longest] == ["system", "user", "assistant", "user", "assistant", "user"]
     assert longest[2]["content"] == "4"  # earlier turns go without their reasoning
+    (episode,), _ = play(lambda path, body: completion("five?"), [game(4, 5)], max_turns=2, max_observation_tokens=3)
+    assert episode.completion[1].content == "Please ... [16 characters left out] ... umber."
 
 
 def cut_off(path, body):
@@ -114,11 +116,6 @@ def test_bounds_end_an_episode_with_their_reason_and_turns_have_seeds_of_their_o
     assert (asked[0][1]["max_tokens"], episode.measures["found"]) == (asked_for, float(reason is FinishReason.STOP))
     seeds = [body["seed"] for _, body in asked]
     assert seeds[0] == 3 and len({*seeds}) == num_turns
-
-
-def test_a_long_observation_is_cut_by_characters(play):
-    (episode,), _ = play(lambda path, body: completion("four?"), [game(4)], max_turns=2, max_observation_tokens=3)
-    assert episode.completion[1].content == "Please ... [16 characters left out] ... umber."
 
 
 def test_a_lost_endpoint_ends_the_play_and_paid_turns_are_not_asked_again(play):
@@ -199,11 +196,20 @@ def test_a_source_has_the_environments_tasks_and_shares_its_process():
     assert [prompt.ground_truth for prompt in prompts("game", split="eval")] == ["1"]
     with refused("data.train.split: ", "has no tasks in eval; there are train (2)"):
         prompts("sums", split="eval")
-    source, environment = (
-        VerifiersSource(kind="verifiers", **package("sums")),
-        configured("sums", limits={"max_turns": 3}),
-    )
-    assert shared_process(environment).pid == shared_process(source).pid
+    source, environment = VerifiersSource(kind="verifiers", **package("sums")), configured("sums")
+    limited = configured("sums", limits={"max_turns": 3})
+    assert shared_process(limited).pid == shared_process(source).pid
+    with refused("has no extra_info.verifiers_task"):  # a prompt of another source
+        asyncio.run(open_environment(environment)().reset(Problem(data_source="gsm8k")))
+    # Weights may name the environment's functions, and demonstrations are played to be rewarded.
+    assert open_scored(environment)[1].needs_demonstrations
+    open_scored(configured("sums", scoring={"weights": {"reward": 1.0, "length": -0.01}}))
+    with refused("nothing measures lenght"):
+        open_scored(configured("sums", scoring={"weights": {"lenght": 1.0}}))
+    # Where the package is installed is no part of the identity.
+    there = environment.model_copy(update={"python": "/elsewhere/python"})
+    assert environment.model_dump_json(context=FOR_IDENTITY) == there.model_dump_json(context=FOR_IDENTITY)
+    assert environment.model_dump_json() != there.model_dump_json()
 
 
 def test_tools_are_described_called_and_answered_in_the_policys_format_and_scores_counted_by_name():
@@ -215,18 +221,6 @@ def test_tools_are_described_called_and_answered_in_the_policys_format_and_score
     assert answers[2] is None
     assert scores == {"reward": 1.0, "is_right": 1.0, "num_calls": 2.0}
     assert played("sums", ["2"]) == ({"reward": 1.1, "is_right": 1.0, "length": 1.0}, [None])
-
-
-def test_a_prompt_of_another_source_is_refused():
-    with refused("has no extra_info.verifiers_task"):
-        asyncio.run(open_environment(configured("sums"))().reset(Problem(data_source="gsm8k")))
-
-
-def test_weights_may_name_the_environments_functions_and_demonstrations_are_played_to_be_rewarded():
-    assert open_scored(configured("sums"))[1].needs_demonstrations
-    open_scored(configured("sums", scoring={"weights": {"reward": 1.0, "length": -0.01}}))
-    with refused("nothing measures lenght"):
-        open_scored(configured("sums", scoring={"weights": {"lenght": 1.0}}))
 
 
 class Written:
@@ -278,9 +272,3 @@ def test_an_episode_is_scored_whatever_ended_it_and_failed_if_that_fails(which, 
 def test_the_environments_reward_is_the_grade(grader, measures, outcome, reward):
     (grade,) = steps(grader, GradeRequest("text", "gold", measures=measures))
     assert (grade.outcome, grade.reward) == (outcome, reward)
-
-
-def test_where_the_package_is_installed_is_no_part_of_the_identity():
-    here, there = configured("sums"), configured("sums").model_copy(update={"python": "/elsewhere/python"})
-    assert here.model_dump_json(context=FOR_IDENTITY) == there.model_dump_json(context=FOR_IDENTITY)
-    assert here.model_dump_json() != there.model_dump_json()

@@ -100,13 +100,8 @@ def once(name, **more):
         (["remember", "slow_echo"], {}, [IN_ORDER], [result("1", "b", "2")], THREE),
         # Text is shown as it is, and other results as JSON.
         (["echo"], {}, [call("echo", text="ä")], [result("ä")], once("echo")),
-        (
-            ["structure"],
-            {},
-            [call("structure", size=1)],
-            [result('{"größe": 1, "list": [null, true]}')],
-            once("structure"),
-        ),
+        (["structure"], {}, [call("structure", size=1)], [result('{"größe": 1, "list": [null, true]}')],
+         once("structure")),
         (["nothing"], {}, [call("nothing")], [result("null")], once("nothing")),
         (["decorated"], {}, [call("decorated", number=2)], [result("4")], once("decorated")),
         (["thread_name"], {}, [call("thread_name")], [result("limited call")], once("thread_name")),
@@ -116,23 +111,13 @@ def once(name, **more):
             for name in ("hang", "stubborn")
         ),
         # Too many calls in a turn are not run.
-        (
-            ["remember"],
-            {},
-            [REMEMBER * 19],
-            [result(*map(str, range(1, 17)), "Error: 3 more calls were not run; a turn may have 16")],
-            TOO_MANY,
-        ),
+        (["remember"], {}, [REMEMBER * 19],
+         [result(*map(str, range(1, 17)), "Error: 3 more calls were not run; a turn may have 16")], TOO_MANY),
         # A long result is cut in the middle and says so.
-        (
-            ["echo"],
-            {},
-            [call("echo", text="a" * 4096 + "m" * 16 + "z" * 4096)],
-            [result(f"{'a' * 4096}\n... [16 characters left out] ...\n{'z' * 4096}")],
-            once("echo", tool_results_cut=1),
-        ),
+        (["echo"], {}, [call("echo", text="a" * 4096 + "m" * 16 + "z" * 4096)],
+         [result(f"{'a' * 4096}\n... [16 characters left out] ...\n{'z' * 4096}")], once("echo", tool_results_cut=1)),
     ],
-)
+)  # fmt: skip
 def test_calls_are_answered_and_counted(names, settings, contents, answers, counts):
     assert play(opened(*names, **settings), *contents) == (answers, counts)
 
@@ -164,17 +149,20 @@ def test_a_failed_call_is_told_to_the_policy_and_counted_by_its_kind(turn, kind,
     assert counts["tool_calls"] == 2 and counts["tool_errors"] == counts[f"tool_errors/{kind}"] == 1
 
 
-@pytest.mark.parametrize(
-    ("name", "fault"),
-    [
-        ("lose_service", "the service is gone"),
-        ("fail_for_good", "the service refuses"),
-        ("half_asynchronous", "half_asynchronous returns an awaitable, so it has to be defined with `async"),
-    ],
-)
-def test_a_fault_of_a_tool_or_of_what_it_depends_on_is_no_answer_to_the_policy(name, fault):
-    with pytest.raises(LuffyError, match=fault):
-        play(opened(name), call(name))
+def test_a_fault_of_a_tool_or_of_what_it_depends_on_is_no_answer_to_the_policy():
+    for name, fault in {
+        "lose_service": "the service is gone",
+        "fail_for_good": "the service refuses",
+        "half_asynchronous": "half_asynchronous returns an awaitable, so it has to be defined with `async",
+    }.items():
+        with pytest.raises(LuffyError, match=fault):
+            play(opened(name), call(name))
+
+    async def fails():
+        raise LuffyError("no sandbox here")
+
+    with pytest.raises(LuffyError, match="no sandbox here"):
+        play(python(fails), call("python", code="1"))
 
 
 def test_a_slow_tool_does_not_hold_up_other_episodes():
@@ -224,21 +212,16 @@ def test_a_cancelled_episode_is_closed_and_its_call_given_up():
     assert sample_tools.CLOSED == ["cities"]
 
 
-def test_each_episode_has_its_own_state_and_counts_of_every_name_from_the_start():
+def test_each_episode_has_its_own_state_and_what_tools_opened_is_closed_in_reverse_at_its_end(caplog):
     made = opened("remember", "calculator")
     assert play(made, *[REMEMBER] * 3)[0] == [result("1"), result("2"), result("3")]
     assert play(made, REMEMBER)[0] == [result("1")]
     names = {"tool_calls", "tool_errors", "tool_calls/remember", "tool_calls/calculator", "tool_errors/timed_out"}
     assert names <= set(made().counts())
-
-
-def test_what_tools_opened_is_closed_in_reverse_and_a_failure_is_logged(caplog):
+    sample_tools.CLOSED.clear()
     play(opened("open_things"), call("open_things"))
     assert sample_tools.CLOSED == ["asynchronous", "first"]
     assert "OSError: cannot be closed" in caplog.text
-
-
-def test_a_late_tool_learns_that_its_episode_has_ended():
     environment = opened("remember")()
     asyncio.run(turns(environment))
     with pytest.raises(RuntimeError, match="the episode has ended"):
@@ -307,14 +290,6 @@ def test_code_runs_in_a_session_that_is_opened_late_and_closed_with_the_episode(
     assert [session.is_closed for session in sessions] == [True] * num_sessions
     assert counts.get("tool_calls", 0) == len(codes)
     assert {name: counts[f"tool_errors/{name}"] for name in errors} == errors
-
-
-def test_a_sandbox_that_does_not_start_is_a_fault_of_the_environment():
-    async def fails():
-        raise LuffyError("no sandbox here")
-
-    with pytest.raises(LuffyError, match="no sandbox here"):
-        play(python(fails), call("python", code="1"))
 
 
 def test_episodes_have_interpreters_of_their_own_in_every_event_loop():

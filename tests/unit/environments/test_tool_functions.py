@@ -29,28 +29,6 @@ def load(name):
     return load_tools([f"synthetic.sample_tools:{name}"], "environment.tools")[name]
 
 
-def rejection(name, arguments):
-    with pytest.raises(WrongArguments) as caught:
-        load(name).read(arguments)
-    return str(caught.value)
-
-
-def test_the_schema_is_the_one_that_chat_templates_are_given():
-    tool = load("weather")
-    properties = {
-        "location": {"type": "string", "description": "City and country."},
-        "unit": {"type": "string", "enum": ["celsius", "fahrenheit"], "description": "Unit of the temperature."},
-    }
-    assert tool.schema == {
-        "type": "function",
-        "function": {
-            "name": "weather",
-            "description": "Weather at a place.",
-            "parameters": {"type": "object", "properties": properties, "required": ["location"]},
-        },
-    }
-
-
 def area(width: float, height: float, names: list[str], unit: str, exact: bool):
     """Area of a rectangle.
 
@@ -64,65 +42,29 @@ def area(width: float, height: float, names: list[str], unit: str, exact: bool):
     return width * height
 
 
-def test_transformers_reads_the_same_schema_from_a_function():
-    ours = json.dumps(tool_of(area).schema, sort_keys=True)
-    assert ours == json.dumps(get_json_schema(area), sort_keys=True)
-
-
-@pytest.mark.parametrize(
-    "annotation", [str, int, float, bool, list[int], list, dict[str, list[float]], int | None, str | int | None, Unit]
-)
-def test_pydantic_reads_the_same_schema_from_an_annotation(annotation):
-    expected = TypeAdapter(annotation).json_schema()
-    expected.pop("title", None)
-    assert schema_of(annotation) == expected
-
-
-def test_arguments_become_what_the_annotations_say():
-    known = load("every_type").read(EVERY_TYPE)
-    assert known == {**EVERY_TYPE, "unit": Unit.KM}
-    assert type(load("every_type").read({**EVERY_TYPE, "share": 2})["share"]) is float
-
-
 NESTED = functools.reduce(lambda inner, _: [inner], range(300), [])
-REJECTED = {
-    "text": (3, "\ud800"),
-    "count": ("3", 3.0, True, None),
-    "share": ("0.5", True),
-    "flag": (1, "true"),
-    "numbers": ([1, "2"], {"a": 1}, NESTED),
-    "names": ({"a": "b"},),
-    "unit": ("metres", 1),
-    "maybe": ("none",),
-    "level": (3, "1"),
-}
+REJECTED = [  # tool, arguments, how the refusal begins
+    *(
+        ("every_type", {**EVERY_TYPE, name: value}, f"`{name}`: ")
+        for name, values in {
+            "text": (3, "\ud800"), "count": ("3", 3.0, True, None), "share": ("0.5", True), "flag": (1, "true"),
+            "numbers": ([1, "2"], {"a": 1}, NESTED), "names": ({"a": "b"},), "unit": ("metres", 1),
+            "maybe": ("none",), "level": (3, "1"),
+        }.items()
+        for value in values
+    ),
+    ("remember", {"text": "a", "state": {}}, "unknown argument `state`"),
+    ("echo", {f"{index}{'x' * 5000}": 1 for index in range(500)}, ""),
+    ("weather", {"unit": "kelvin", "place": "Rome"}, "missing argument `location`; unknown argument `place`; "
+     "`unit`: Input should be 'celsius' or 'fahrenheit' (it takes location, unit)"),
+]  # fmt: skip
 
 
-@pytest.mark.parametrize("name", REJECTED)
-def test_a_value_of_another_type_is_refused_by_name(name):
-    for value in REJECTED[name]:
-        assert rejection("every_type", {**EVERY_TYPE, name: value}).startswith(f"`{name}`: "), value
-
-
-def test_every_argument_that_does_not_fit_is_named_at_once_and_in_bounded_length():
-    assert rejection("weather", {"unit": "kelvin", "place": "Rome"}) == (
-        "missing argument `location`; unknown argument `place`; `unit`: Input should be 'celsius' or 'fahrenheit' "
-        "(it takes location, unit)"
-    )
-    assert len(rejection("echo", {f"{index}{'x' * 5000}": 1 for index in range(500)})) < 500
-
-
-def test_the_state_is_no_argument():
-    tool = load("remember")
-    assert list(tool.parameters) == ["text"]
-    assert "state" not in json.dumps(tool.schema)
-    assert "unknown argument `state`" in rejection("remember", {"text": "a", "state": {}})
-
-
-@pytest.mark.parametrize("name", ["decorated", "cached"])
-def test_a_decorated_function_keeps_its_parameters(name):
-    assert load(name).schema["function"]["parameters"]["required"] == ["number"]
-    assert load(name).read({"number": 2}) == {"number": 2}
+@pytest.mark.parametrize(("name", "arguments", "reason"), REJECTED)
+def test_every_argument_that_does_not_fit_is_named_at_once_and_in_bounded_length(name, arguments, reason):
+    with pytest.raises(WrongArguments) as caught:
+        load(name).read(arguments)
+    assert str(caught.value).startswith(reason) and len(str(caught.value)) < 500
 
 
 def test_an_asynchronous_function_is_known_as_one_also_if_a_decorator_made_it_so():
@@ -189,9 +131,9 @@ RESULTS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("expression", RESULTS)
-def test_results_are_exact_where_they_are_short(expression):
-    assert calculator(expression) == RESULTS[expression]
+@pytest.mark.parametrize(("expression", "result"), RESULTS.items())
+def test_results_are_exact_where_they_are_short(expression, result):
+    assert calculator(expression) == result
 
 
 @st.composite
@@ -232,3 +174,25 @@ NO_ARITHMETIC = (
 def test_what_is_no_short_arithmetic_is_refused_in_one_line(expression):
     with pytest.raises(ValueError, match=r"\A[^\n]{5,120}\Z"):
         calculator(expression)
+
+
+ANNOTATIONS = (str, int, float, bool, list[int], list, dict[str, list[float]], int | None, str | int | None, Unit)
+
+
+def test_transformers_and_pydantic_read_the_same_schema():
+    ours = json.dumps(tool_of(area).schema, sort_keys=True)
+    assert ours == json.dumps(get_json_schema(area), sort_keys=True)
+    for annotation in ANNOTATIONS:
+        expected = TypeAdapter(annotation).json_schema()
+        expected.pop("title", None)
+        assert schema_of(annotation) == expected
+
+
+def test_arguments_become_what_the_annotations_say_also_of_decorated_functions_and_the_state_is_none():
+    known = load("every_type").read({**EVERY_TYPE, "share": 2})
+    assert known == {**EVERY_TYPE, "unit": Unit.KM, "share": 2.0} and type(known["share"]) is float
+    for name in ("decorated", "cached"):
+        assert load(name).schema["function"]["parameters"]["required"] == ["number"]
+        assert load(name).read({"number": 2}) == {"number": 2}
+    tool = load("remember")
+    assert list(tool.parameters) == ["text"] and "state" not in json.dumps(tool.schema)

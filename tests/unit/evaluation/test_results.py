@@ -43,23 +43,14 @@ def test_a_row_counts_problems_responses_outcomes_and_truncation():
     assert row.pass_at_k == {"1": 0.25, "2": 0.5}
     with pytest.raises(LuffyError, match="1 problems have fewer than 2 responses"):
         result_row(records[:3], 0.95)  # a missing one is not averaged away
-
-
-def test_pass_at_k_goes_up_to_the_number_of_samples_whether_or_not_it_is_a_power_of_two():
     row = result_row([RECORD, *(replace(WRONG, sample=sample) for sample in range(1, 10))], 0.95)
-    assert list(row.pass_at_k) == ["1", "2", "4", "8", "10"]
-    assert row.pass_at_k["10"] == 1.0
+    assert list(row.pass_at_k) == ["1", "2", "4", "8", "10"] and row.pass_at_k["10"] == 1.0
+    for reason in ("length", "turn_length", "stop", "turns", "environment_error"):
+        cut = result_row([replace(RECORD, finish_reason=reason)], 0.95).truncated_share
+        assert cut == ("length" in reason), "only limits of tokens cut a response off"
 
 
-@pytest.mark.parametrize(
-    ("reason", "share"),
-    [("length", 1.0), ("turn_length", 1.0), ("stop", 0.0), ("turns", 0.0), ("environment_error", 0.0)],
-)
-def test_only_limits_of_tokens_cut_a_response_off(reason, share):
-    assert result_row([replace(RECORD, finish_reason=reason)], 0.95).truncated_share == share
-
-
-def test_a_row_says_what_its_interval_is_and_which_answer_wins():
+def test_a_row_says_what_its_interval_is_which_answer_wins_and_what_guessing_gives():
     records = [
         replace(RECORD, uid=uid, sample=sample, answer=answer, correct=answer == "1")
         for uid, answers in {"a": "1122", "b": "2213", "c": "1111"}.items()
@@ -70,9 +61,6 @@ def test_a_row_says_what_its_interval_is_and_which_answer_wins():
     assert row.pass_at_k["4"] == 1.0
     assert row.method == accuracy([2, 1, 4], 4, 0.95).method
     assert result_row(records[:1], 0.95).maj_at_k == {}
-
-
-def test_a_multiple_choice_score_comes_with_what_guessing_gives():
     said = [("correct", 4), ("no_answer", 4), ("unparsable", 2), ("wrong", 2)]
     records = [
         replace(RECORD, uid=str(i), outcome=outcome, correct=outcome == "correct", grader="choice", num_options=options)
@@ -135,6 +123,13 @@ def test_records_of_an_earlier_version_are_read_with_more_or_fewer_fields_and_no
 
 
 def test_samples_are_read_as_they_were_written_alone_and_joined_also_by_the_systems_tools(tmp_path, block):
+    def failing() -> Iterator[SampleRecord]:
+        yield from RECORDS[:30]
+        raise DataError("no more")
+
+    with refused("no more"):
+        write_sample_records(tmp_path / SAMPLES_FILE, failing())
+    assert list(tmp_path.iterdir()) == [], "nothing is left of records that end in an error"
     one, other = tmp_path / "1.jsonl.zst", tmp_path / "2.jsonl.zst"
     write_sample_records(one, RECORDS[:20])
     write_sample_records(other, iter(RECORDS[20:]))
@@ -142,28 +137,13 @@ def test_samples_are_read_as_they_were_written_alone_and_joined_also_by_the_syst
     assert list(read_sample_records(one)) == RECORDS[:20]
     assert list(read_samples_of(tmp_path)) == RECORDS
     assert (tmp_path / SAMPLES_FILE).read_bytes() == one.read_bytes() + other.read_bytes()
+    size = sum(len(record_line(record)) for record in RECORDS)
+    assert size > sample_files._BLOCK_BYTES or (tmp_path / SAMPLES_FILE).stat().st_size < 0.2 * size
     try:
         found = subprocess.run(["zstd", "-dc", tmp_path / SAMPLES_FILE], capture_output=True, check=True).stdout
     except FileNotFoundError:
         pytest.skip("needs zstd")
     assert found == b"".join(map(record_line, RECORDS))
-
-
-def test_the_same_records_are_the_same_bytes_and_fewer(tmp_path):
-    for name in ("a.zst", "b.zst"):
-        write_sample_records(tmp_path / name, RECORDS)
-    assert (tmp_path / "a.zst").read_bytes() == (tmp_path / "b.zst").read_bytes()
-    assert (tmp_path / "a.zst").stat().st_size < 0.2 * sum(len(record_line(record)) for record in RECORDS)
-
-
-def test_nothing_is_left_of_records_that_end_in_an_error(tmp_path, block):
-    def failing() -> Iterator[SampleRecord]:
-        yield from RECORDS[:30]
-        raise DataError("no more")
-
-    with refused("no more"):
-        write_sample_records(tmp_path / SAMPLES_FILE, failing())
-    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(
@@ -233,14 +213,12 @@ def test_suites_and_references_that_differ_are_named_and_nothing_shared_is_an_er
         find_changes(before, other)
     again.saved[0] = replace(again.saved[0], ground_truth="2")
     assert find_changes(before, again).cells[0].other_reference == 1
-
-
-@pytest.mark.parametrize("suite", ["GPQA_diamond", "s"])
-def test_a_confidential_problem_is_marked(suite):
-    before, after = evaluation("a", {"p0": "1"}, suite), evaluation("b", {"p0": "2"}, suite)
-    if suite == "s":
+    # A confidential problem is marked, by its suite or by its record.
+    for suite in ("GPQA_diamond", "s"):
+        before, after = evaluation("a", {"p0": "1"}, suite), evaluation("b", {"p0": "2"}, suite)
+        assert find_changes(before, after).cells[0].changed[0].may_be_shown == (suite == "s")
         after.saved[0] = replace(after.saved[0], confidential=True)
-    assert not find_changes(before, after).cells[0].changed[0].may_be_shown
+        assert not find_changes(before, after).cells[0].changed[0].may_be_shown
 
 
 # Evaluations of a workspace as DataFrames.
@@ -277,8 +255,6 @@ def test_every_column_is_documented_and_a_workspace_without_evaluations_is_an_er
         assert [name for name in load(workspace).columns if f"`{name}`" not in load.__doc__] == []
         with refused("no finished evaluation", error=DataError):
             load(tmp_path / "empty")
-
-
-def test_importing_luffy_loads_no_library():
     code = "import sys, luffy; print(sorted({'pandas', 'numpy', 'torch', 'scipy', 'pyarrow'} & set(sys.modules)))"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert loaded == "[]\n", "importing luffy loads no library"

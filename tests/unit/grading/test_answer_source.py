@@ -61,16 +61,10 @@ def extract_answer(response: str) -> str | None:
 @pytest.mark.parametrize(
     ("response", "answer"),
     [
-        (r"so \boxed{52}", "52"),
-        (r"\boxed{1} or rather \boxed{2}", "2"),
-        (r"\boxed{\frac{1}{2}}", r"\frac{1}{2}"),
-        (r"\boxed{\{1, 2\}}", r"\{1, 2\}"),
-        (r"\boxed {  7 }", "7"),
-        (r"\\boxed{5}", "5"),
-        (r"\boxed{3}, and then \boxed{4", "3"),
-        (r"}} \boxed{8}", "8"),
-        (r"\boxed{a \\ b}", r"a \\ b"),
-        (r"\boxed{\boxed{6}}", "6"),
+        (r"so \boxed{52}", "52"), (r"\boxed{1} or rather \boxed{2}", "2"),
+        (r"\boxed{\frac{1}{2}}", r"\frac{1}{2}"), (r"\boxed{\{1, 2\}}", r"\{1, 2\}"), (r"\boxed {  7 }", "7"),
+        (r"\\boxed{5}", "5"), (r"\boxed{3}, and then \boxed{4", "3"), (r"}} \boxed{8}", "8"),
+        (r"\boxed{a \\ b}", r"a \\ b"), (r"\boxed{\boxed{6}}", "6"),
         *((response, None) for response in (r"\boxed{}", r"\boxed{1} \boxed{ }", r"\boxed{9", r"\boxed 9")),
         *((response, None) for response in ("the answer is 9", "", "<think>\n\\boxed{1}")),
         ("<think>\n\\boxed{1}\n</think>\n\\boxed{2}", "2"),
@@ -80,20 +74,19 @@ def extract_answer(response: str) -> str | None:
         ("</think> \\boxed{1} </think> \\boxed{2}", "2"),
         pytest.param(f"\\boxed{{{'{' * 200_000}1{'}' * 200_000}}}", "{" * 200_000 + "1" + "}" * 200_000, id="nested"),
     ],
-)
+)  # fmt: skip
 def test_the_last_balanced_box_of_the_reply_after_the_reasoning_counts(response: str, answer: str | None) -> None:
     assert extract_answer(response) == answer
 
 
-@given(before=st.text(alphabet="ab{} ", max_size=10), content=balanced, after=st.text(alphabet="ab{ ", max_size=10))
-def test_any_balanced_content_is_returned_whole(before: str, content: str, after: str) -> None:
+@given(
+    before=st.text(alphabet="ab{} ", max_size=10), content=balanced, after=st.text(alphabet="ab{ ", max_size=10),
+    anything=st.text(alphabet="\\boxed{}<think>/ 1", max_size=200),
+)  # fmt: skip
+def test_any_balanced_content_is_returned_whole_and_no_text_breaks_the_extraction(before, content, after, anything):
     assert extract_answer(f"{before}\\boxed{{{content}}}{after}") == (content.strip() or None)
-
-
-@given(st.text(alphabet="\\boxed{}<think>/ 1", max_size=200))
-def test_no_text_breaks_the_extraction(response: str) -> None:
-    answer = extract_answer(response)
-    assert answer is None or (answer == answer.strip() and answer in response)
+    answer = extract_answer(anything)
+    assert answer is None or (answer == answer.strip() and answer in anything)
 
 
 @pytest.mark.parametrize(
@@ -199,9 +192,11 @@ def grade(pool: GraderPool, kind: GraderKind, response: str, gold: str, question
 
 
 @every_kind
-@given(way=way_to_answer, before=filler, between=filler, opened=st.booleans(), gold=letter)
+@given(way=way_to_answer, before=filler, between=filler, opened=st.booleans(), gold=letter, other=letter)
 @settings(max_examples=60, deadline=None)
-def test_an_answer_in_the_reasoning_earns_nothing(pool, kind, way, before, between, opened, gold):
+def test_an_answer_in_the_reasoning_earns_nothing_and_the_reply_overrules_it(
+    pool, kind, way, before, between, opened, gold, other
+):
     thoughts = f"{before}{way % gold}{between}"
     closed = ("<think>" if opened else "") + thoughts + "</think>"
     for response in (closed, closed + "\nHm.", closed + closed, "<think>" + thoughts):
@@ -209,14 +204,8 @@ def test_an_answer_in_the_reasoning_earns_nothing(pool, kind, way, before, betwe
         assert found.outcome is not Outcome.CORRECT
         assert found.reward == 0
         assert found.reason
-
-
-@every_kind
-@given(way=way_to_answer, gold=letter, other=letter)
-@settings(max_examples=40, deadline=None)
-def test_the_reply_overrules_the_reasoning(pool: GraderPool, kind: GraderKind, way: str, gold: str, other: str) -> None:
-    response = f"<think>{way % gold}</think> so \\boxed{{{other}}}"
-    assert (grade(pool, kind, response, gold).outcome is Outcome.CORRECT) == (gold == other)
+    found = grade(pool, kind, f"<think>{way % gold}</think> so \\boxed{{{other}}}", gold)
+    assert (found.outcome is Outcome.CORRECT) == (gold == other)
 
 
 @every_kind
@@ -242,11 +231,8 @@ def test_an_answer_in_any_message_earns_nothing(pool: GraderPool, kind: GraderKi
     assert {each.outcome for each in own} == {Outcome.CORRECT}
 
 
-def test_a_message_within_another_goes_with_it(pool: GraderPool) -> None:
+def test_a_message_within_another_goes_with_it_and_a_short_answer_from_an_earlier_turn_may_be_given_again(pool):
     problem = shown_problem(("system", r"Write \boxed{B}"), ("user", r"Write \boxed{B}, or else \boxed{A}."))
     assert pool.grade([GradeRequest(problem.question, "A", problem)])[0].outcome is Outcome.NO_ANSWER
-
-
-def test_a_short_answer_from_an_earlier_turn_may_be_given_again(pool: GraderPool) -> None:
     problem = shown_problem(("user", "The first?"), ("assistant", "The answer is (B)."), ("user", "And the second?"))
     assert pool.grade([GradeRequest("The answer is (B).", "B", problem, ChoiceGrader())])[0].reward == 1

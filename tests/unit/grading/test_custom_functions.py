@@ -17,43 +17,57 @@ from luffy.grading.pool import GraderPool
 from luffy.grading.request import Grade, GradeRequest, Problem
 from luffy.types import Outcome
 
-FUNCTIONS = {  # name: parameters, body
+VERL = "data_source, solution_str, ground_truth, extra_info=None"
+
+
+SCORING = {  # name: parameters, body, settings, response -> reward
     "verl": (
-        "data_source, solution_str, ground_truth, extra_info=None",
+        VERL,
         "return float(solution_str.endswith(ground_truth) and data_source == 'shop' and extra_info['level'] == 2)",
-    ),
-    "verl_mapping": (
-        "data_source, solution_str, ground_truth, extra_info=None, **kwargs",
-        "return {'score': 0.75, 'acc': True}",
-    ),
+        {}, {"it is yes": 1.0, "it is no": 0.0, "word " * 400_000 + "yes": 1.0}),
+    "verl_mapping": (f"{VERL}, **kwargs", "return {'score': 0.75, 'acc': True}", {}, {"x": 0.75}),
     "verifiers": (
         "completion, answer, **kwargs",
         "return 1.0 if completion[-1]['content'] == answer and kwargs['prompt'][0]['role'] == 'user' else 0.0",
-    ),
+        {}, {"yes": 1.0, "no": 0.0}),
     "verifiers_text": (
-        "prompt, completion, info",
-        "return completion == 'yes' and prompt == 'Well?' and info['level'] == 2",
-    ),
-    "has_defaults": (
+        "prompt, completion, info", "return completion == 'yes' and prompt == 'Well?' and info['level'] == 2",
+        {"completion": "text"}, {"yes": 1.0}),
+    "has_defaults": (  # a parser and a state with defaults are left to the function
         "completion, parser=None, state=None, **kwargs",
-        "return float(parser is None and state is None and not {'parser', 'state'} & set(kwargs))",
-    ),
-    "numpys_truth": ("solution_str", "import numpy\n    return numpy.isclose(float(solution_str), 1.0)"),
-    "numpys_number": ("solution_str", "import numpy\n    return {'score': numpy.float32(solution_str)}"),
-    "numpys_text": ("solution_str", "import numpy\n    return numpy.str_('good')"),
-    "raises": ("solution_str, ground_truth", "raise ValueError('no such thing')"),
-    "returns_text": ("solution_str", "return 'good'"),
-    "returns_nan": ("solution_str", "return float('nan')"),
-    "hangs": ("solution_str", "time.sleep(7200)"),
-    "exits": ("solution_str", "os._exit(3)"),
-    "gives_up": ("solution_str", "sys.exit(0)"),
-    "eats": ("solution_str", "return len(bytearray(8 << 30))"),
-    "strange": ("text", "return 1.0"),
-    "by_position": ("solution_str, /", "return 1.0"),
-    "parses": ("completion, answer, parser", "return 1.0"),
-    "looks_at_state": ("completion, state, **kwargs", "return 1.0"),
-    "needs_more": ("solution_str, weights", "return 1.0"),
+        "return float(parser is None and state is None and not {'parser', 'state'} & set(kwargs))", {}, {"x": 1.0}),
+    "numpys_truth": (
+        "solution_str", "import numpy\n    return numpy.isclose(float(solution_str), 1.0)", {}, {"1": 1.0, "2": 0.0}),
+    "numpys_number": (
+        "solution_str", "import numpy\n    return {'score': numpy.float32(solution_str)}", {}, {"0.5": 0.5}),
+    "later": ("completion", "return later(completion)", {}, {"x": 0.5}),
+    "later_object": ("completion", "return later_object(completion)", {}, {"x": 1.0}),
+}  # fmt: skip
+NO_NUMBER = ", which is no finite number"
+
+
+FAILING = {  # name: body, outcome, reason
+    "raises": ("raise ValueError('no such thing')", Outcome.CRASHED, "raised ValueError: no such thing"),
+    "returns_text": ("return 'good'", Outcome.CRASHED, f"returned 'good'{NO_NUMBER}"),
+    "numpys_text": (
+        "import numpy\n    return numpy.str_('good')", Outcome.CRASHED, f"returned np.str_('good'){NO_NUMBER}"),
+    "returns_nan": ("return float('nan')", Outcome.CRASHED, f"returned nan{NO_NUMBER}"),
+    "hangs": ("time.sleep(7200)", Outcome.TIMED_OUT, "no verdict in 3 s"),
+    "exits": ("os._exit(3)", Outcome.CRASHED, "the worker died"),
+    "gives_up": ("sys.exit(0)", Outcome.CRASHED, "the worker died"),
+    "eats": ("return len(bytearray(8 << 30))", Outcome.CRASHED, "raised MemoryError: "),
+}  # fmt: skip
+
+
+INVALID = {  # name: parameters, reason
+    "strange": ("text", "takes (text)"),
+    "by_position": ("solution_str, /", "takes `solution_str` by position alone"),
+    "parses": ("completion, answer, parser", "needs `parser`"),
+    "looks_at_state": ("completion, state, **kwargs", "needs `state`"),
+    "needs_more": ("solution_str, weights", "needs `weights`"),
 }
+
+
 MODULE = """
 import asyncio, os, subprocess, sys, time
 
@@ -73,8 +87,11 @@ class Later:
         return 1.0
 
 later_object = Later()
-""" + "".join(f"\ndef {name}({parameters}):\n    {body}\n" for name, (parameters, body) in FUNCTIONS.items())
-NO_NUMBER = ", which is no finite number"
+""" + "".join(f"\ndef {name}({parameters}):\n    {body}\n" for name, parameters, body in [
+    *((name, *row[:2]) for name, row in SCORING.items() if "later" not in name),
+    *((name, "solution_str", row[0]) for name, row in FAILING.items()),
+    *((name, row[0], "return 1.0") for name, row in INVALID.items()),
+])  # fmt: skip
 EXECUTION = ExecutionConfig(grader_workers=1)
 PROBLEM = Problem("Well?", data_source="shop", extra_info={"level": 2})
 
@@ -102,54 +119,27 @@ def call(pool: GraderPool, name: str, response: str, gold: str = "yes", **settin
     return pool.grade([GradeRequest(response, gold, PROBLEM, kind)])[0]
 
 
-@pytest.mark.parametrize(
-    ("name", "settings", "responses"),
-    [
-        ("verl", {}, {"it is yes": 1.0, "it is no": 0.0, "word " * 400_000 + "yes": 1.0}),
-        ("verl_mapping", {}, {"x": 0.75}),
-        ("later", {}, {"x": 0.5}),
-        ("later_object", {}, {"x": 1.0}),
-        ("verifiers", {}, {"yes": 1.0, "no": 0.0}),
-        ("verifiers_text", {"completion": "text"}, {"yes": 1.0}),
-        ("numpys_truth", {}, {"1": 1.0, "2": 0.0}),
-        ("numpys_number", {}, {"0.5": 0.5}),
-        ("has_defaults", {}, {"x": 1.0}),  # a parser and a state with defaults are left to the function
-    ],
-    ids=lambda value: str(value)[:20],
-)
-def test_both_signatures_are_called_and_numbers_and_truth_values_also_of_numpy_are_scores(
-    pool: GraderPool, name: str, settings: dict[str, str], responses: dict[str, float]
-) -> None:
+@pytest.mark.parametrize("name", SCORING)
+def test_both_signatures_are_called_and_numbers_and_truth_values_also_of_numpy_are_scores(pool, name):
+    _, _, settings, responses = SCORING[name]
     for response, reward in responses.items():
         grade = call(pool, name, response, correct_from=0.5, **settings)
         assert (grade.reward, grade.outcome) == (reward, Outcome.CORRECT if reward else Outcome.WRONG)
         assert grade.reason == f"shop_graders:{name} gave {reward:g}"
+        # Only the whole score is correct unless a bound says otherwise.
+        assert (call(pool, name, response, **settings).outcome is Outcome.CORRECT) == (reward == 1)
 
 
-def test_only_the_whole_score_is_correct_unless_a_bound_says_otherwise(pool: GraderPool) -> None:
-    assert call(pool, "verl_mapping", "x").outcome is Outcome.WRONG
-
-
-@pytest.mark.parametrize(
-    ("name", "outcome", "reason"),
-    [
-        ("raises", Outcome.CRASHED, "shop_graders:raises raised ValueError: no such thing"),
-        ("returns_text", Outcome.CRASHED, f"shop_graders:returns_text returned 'good'{NO_NUMBER}"),
-        ("numpys_text", Outcome.CRASHED, f"shop_graders:numpys_text returned np.str_('good'){NO_NUMBER}"),
-        ("returns_nan", Outcome.CRASHED, f"shop_graders:returns_nan returned nan{NO_NUMBER}"),
-        ("hangs", Outcome.TIMED_OUT, "no verdict in 3 s"),
-        ("exits", Outcome.CRASHED, "the worker died"),
-        ("gives_up", Outcome.CRASHED, "the worker died"),
-        ("eats", Outcome.CRASHED, "shop_graders:eats raised MemoryError: "),
-    ],
-)
-def test_a_function_that_fails_is_named_and_the_pool_lives_on(pool, name, outcome, reason):
+@pytest.mark.parametrize("name", FAILING)
+def test_a_function_that_fails_is_named_and_the_pool_lives_on(pool, name):
+    _, outcome, said = FAILING[name]
+    is_own = said.startswith(("raised", "returned"))
     assert call(pool, "verl", f"before {name}, yes").outcome is Outcome.CORRECT
     before = pool.worker_pids()
     grade = call(pool, name, "x")
-    assert (grade.outcome, grade.reason) == (outcome, reason)
+    assert (grade.outcome, grade.reason) == (outcome, f"shop_graders:{name} {said}" if is_own else said)
     # A function that says nothing gives no reward; one that hangs or dies has been made to by the answer.
-    assert math.isnan(grade.reward) if f"shop_graders:{name} r" in reason else grade.reward == 0
+    assert math.isnan(grade.reward) if is_own else grade.reward == 0
     if name == "raises":  # and keeps its worker
         assert before and set(before) <= set(pool.worker_pids())
     assert call(pool, "verl", f"after {name}, yes").outcome is Outcome.CORRECT
@@ -160,53 +150,38 @@ def assert_it_ends(note: Path) -> None:
     wait_until(lambda: not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
 
 
-@pytest.mark.parametrize("name", ["hangs", "exits"])
-def test_processes_started_by_a_function_end_with_its_worker(pool: GraderPool, tmp_path: Path, name: str) -> None:
-    note = tmp_path / name
-    assert call(pool, "breeds", str(note)).outcome in (Outcome.TIMED_OUT, Outcome.CRASHED)
-    assert_it_ends(note)
-
-
 @pytest.mark.usefixtures("folder")
-def test_closing_the_pool_ends_processes_started_by_a_function(tmp_path: Path) -> None:
-    note = tmp_path / "hangs"
+def test_processes_started_by_a_function_end_with_its_worker_and_with_the_pool(tmp_path: Path, pool) -> None:
+    for name in ("hangs", "exits"):
+        assert call(pool, "breeds", str(tmp_path / name)).outcome in (Outcome.TIMED_OUT, Outcome.CRASHED)
+        assert_it_ends(tmp_path / name)
+    note = tmp_path / "hangs again"
     with ThreadPoolExecutor(1) as thread:
-        with GraderPool(1, PATIENCE_S) as pool:
-            hanging = thread.submit(call, pool, "breeds", str(note))
+        with GraderPool(1, PATIENCE_S) as closed:
+            hanging = thread.submit(call, closed, "breeds", str(note))
             wait_until(lambda: note.exists() and note.read_text())
         with pytest.raises(LuffyError, match="closed"):
             hanging.result(PATIENCE_S)
     assert_it_ends(note)
 
 
-@pytest.mark.parametrize(
-    ("function", "reason"),
-    [
-        ("no_such_module:grade", "cannot be imported"),
-        ("shop_graders:absent", "cannot be imported"),
-        ("broken_graders:grade", "ZeroDivisionError"),
-        ("script_graders:grade", "ends Python on import"),
-        ("shop_graders:strange", "takes (text)"),
-        ("shop_graders:parses", "needs `parser`"),
-        ("shop_graders:looks_at_state", "needs `state`"),
-        ("shop_graders:needs_more", "needs `weights`"),
-        ("shop_graders:os", "is not a function"),
-        ("shop_graders:by_position", "takes `solution_str` by position alone"),
-        ("builtins:min", "does not tell its parameters"),
-    ],
-)
-def test_an_invalid_import_path_is_the_users_mistake(pool: GraderPool, function: str, reason: str) -> None:
+@pytest.mark.parametrize(("function", "reason"), [
+    ("no_such_module:grade", "cannot be imported"),
+    ("shop_graders:absent", "cannot be imported"),
+    ("broken_graders:grade", "ZeroDivisionError"),
+    ("script_graders:grade", "ends Python on import"),
+    ("shop_graders:os", "is not a function"),
+    ("builtins:min", "does not tell its parameters"),
+    *((f"shop_graders:{name}", reason) for name, (_, reason) in INVALID.items()),
+])  # fmt: skip
+def test_an_invalid_function_is_the_users_mistake_also_when_the_pool_is_opened(pool, tmp_path, function, reason):
     with refused(function.partition(":")[0], reason, error=ConfigError):
         call(pool, function, "x")
-
-
-@pytest.mark.usefixtures("folder")
-def test_a_function_that_cannot_work_is_refused_when_the_pool_is_opened(tmp_path: Path) -> None:
-    config = GradingConfig(named={"shop": CustomGrader(function="shop_graders:parses")})
-    with refused("grading: shop_graders:parses", "`parser`", "`completion`", error=ConfigError):
+    config = GradingConfig(named={"shop": CustomGrader(function=function)})
+    with refused(f"grading: {function.partition(':')[0]}", reason, error=ConfigError):
         GraderPool.configured(EXECUTION, config, tmp_path / "judge")
-    with GraderPool.configured(EXECUTION, config, tmp_path / "judge", check_functions=False) as pool:
-        assert pool.grade_one(r"\boxed{1}", "1").outcome is Outcome.CORRECT
+    with GraderPool.configured(EXECUTION, config, tmp_path / "judge", check_functions=False) as unchecked:
+        assert unchecked.grade_one(r"\boxed{1}", "1").outcome is Outcome.CORRECT
 
 
 def configured(folder: Path, module: str, text: str, num_workers: int = 1, timeout_s: float = PATIENCE_S) -> GraderPool:

@@ -75,26 +75,19 @@ def judge(endpoint: Endpoint, response: str, cache: Path | None = None, **settin
 BY_SCORE = {"correct_from": 0.5, "prompt": "{question} [Reference]\n{reference} {answer} VERDICT: <0 to 1>"}
 
 
-@pytest.mark.parametrize(
-    ("settings", "reply", "outcome", "reward"),
-    [
-        ({}, "Same thing.\nVERDICT: CORRECT", Outcome.CORRECT, 1.0),
-        ({}, "verdict: correct", Outcome.CORRECT, 1.0),
-        ({}, "VERDICT: INCORRECT", Outcome.WRONG, 0.0),
-        ({}, "VERDICT: CORRECT? No.\nVERDICT: **INCORRECT**", Outcome.WRONG, 0.0),
-        ({}, "<think>VERDICT: CORRECT?</think>VERDICT: INCORRECT", Outcome.WRONG, 0.0),
-        ({}, "<think>VERDICT: CORRECT?</think>I cannot say", Outcome.UNPARSABLE, 0.0),
-        ({}, "<think>VERDICT: CORRECT?", Outcome.UNPARSABLE, 0.0),
-        (BY_SCORE, "VERDICT: 0.7", Outcome.CORRECT, 0.7),
-        (BY_SCORE, "VERDICT: **0.25**.", Outcome.WRONG, 0.25),
-        (BY_SCORE, "VERDICT: .5", Outcome.CORRECT, 0.5),
-        (BY_SCORE, "VERDICT: 1", Outcome.CORRECT, 1.0),
-        *(
-            (BY_SCORE, f"VERDICT: {word}", Outcome.UNPARSABLE, 0.0)
-            for word in ("1.5", "-0.5", "70%", "7/10", "CORRECT", "nan")
-        ),
-    ],
-)
+@pytest.mark.parametrize(("settings", "reply", "outcome", "reward"), [
+    ({}, "Same thing.\nVERDICT: CORRECT", Outcome.CORRECT, 1.0),
+    ({}, "verdict: correct", Outcome.CORRECT, 1.0),
+    ({}, "VERDICT: INCORRECT", Outcome.WRONG, 0.0),
+    ({}, "VERDICT: CORRECT? No.\nVERDICT: **INCORRECT**", Outcome.WRONG, 0.0),
+    ({}, "<think>VERDICT: CORRECT?</think>VERDICT: INCORRECT", Outcome.WRONG, 0.0),
+    ({}, "<think>VERDICT: CORRECT?</think>I cannot say", Outcome.UNPARSABLE, 0.0),
+    ({}, "<think>VERDICT: CORRECT?", Outcome.UNPARSABLE, 0.0),
+    (BY_SCORE, "VERDICT: 0.7", Outcome.CORRECT, 0.7), (BY_SCORE, "VERDICT: **0.25**.", Outcome.WRONG, 0.25),
+    (BY_SCORE, "VERDICT: .5", Outcome.CORRECT, 0.5), (BY_SCORE, "VERDICT: 1", Outcome.CORRECT, 1.0),
+    *((BY_SCORE, f"VERDICT: {word}", Outcome.UNPARSABLE, 0.0)
+      for word in ("1.5", "-0.5", "70%", "7/10", "CORRECT", "nan")),
+])  # fmt: skip
 def test_the_last_verdict_on_the_final_reply_counts_and_a_score_is_the_reward(
     endpoint, settings, reply, outcome, reward
 ):
@@ -106,12 +99,6 @@ def test_the_last_verdict_on_the_final_reply_counts_and_a_score_is_the_reward(
     shown = endpoint.asked[0][1]["messages"][0]["content"]
     wanted = ("2 + 2?", "[Reference]\nfour", "It is {reference}, VERDICT: CORRECT")
     assert "secret" not in shown and not [part for part in wanted if part not in shown]
-
-
-@pytest.mark.parametrize("response", ["<think>4", "<think>4</think> "])
-def test_without_a_final_reply_there_is_no_request(endpoint: Endpoint, response: str) -> None:
-    assert judge(endpoint, response).outcome is Outcome.NO_ANSWER
-    assert endpoint.asked == []
 
 
 def test_verdicts_are_kept_on_disk_by_endpoint_and_model_and_failures_are_not(endpoint, serve, tmp_path):
@@ -164,12 +151,10 @@ def test_a_combination_that_a_missing_verdict_could_decide_has_none(kind, math, 
     grade = conclude(kind, iter(found))
     assert grade.is_unjudged is is_unjudged
     assert (grade.outcome is Outcome.CRASHED) is is_unjudged
-
-
-def test_another_graders_crash_is_not_unjudged() -> None:
-    kind = BothGrader(of=(JUDGE, CustomGrader(function="json:loads_of_this")))
+    # Another grader's crash is a verdict.
     crash = Grade(Outcome.CRASHED, None, "json:loads_of_this raised ValueError: judge: x")
-    grade = conclude(kind, iter((Grade(Outcome.CORRECT, "4", "the judge says CORRECT"), crash)))
+    both = BothGrader(of=(JUDGE, CustomGrader(function="json:loads_of_this")))
+    grade = conclude(both, iter((Grade(Outcome.CORRECT, "4", "the judge says CORRECT"), crash)))
     assert (grade.outcome, grade.is_unjudged) == (Outcome.CRASHED, False)
 
 
@@ -196,15 +181,15 @@ def test_failures_are_retried_up_to_the_limit_and_named(endpoint, answer, outcom
     assert len(endpoint.asked) == 3
 
 
-def test_a_judge_that_wants_to_be_left_alone_for_a_day_is(endpoint: Endpoint) -> None:
+def test_an_endpoint_that_drips_is_not_there_or_wants_to_be_left_alone_is_named(endpoint: Endpoint) -> None:
+    for response in ("<think>4", "<think>4</think> "):  # without a final reply there is no request
+        assert judge(endpoint, response).outcome is Outcome.NO_ANSWER
+    assert endpoint.asked == []
     endpoint.answer = always(Reply(429, b"", {"Retry-After": "100000"}))
     grade = judge(endpoint, "4", retries=3)
     assert len(endpoint.asked) == 1
     with pytest.raises(LostError, match=r"have no verdict \(judge: .* 429 .*\(Retry-After: 100000\)\); kept"):
         require_verdicts([grade], "answers", "kept")
-
-
-def test_a_reply_that_only_drips_is_timed_out_and_an_endpoint_that_is_not_there_is_named(endpoint: Endpoint) -> None:
     endpoint.answer = always(DRIPS)
     grade = judge(endpoint, "4", timeout_s=0.5, retries=1)
     assert (grade.outcome, grade.is_unjudged) == (Outcome.TIMED_OUT, True)
@@ -227,7 +212,7 @@ def test_a_refusal_and_a_missing_key_are_the_users_mistakes(
     assert judge(endpoint, "4", api_key_variable="JUDGE_KEY").outcome is Outcome.CORRECT
 
 
-def test_requests_run_concurrently(endpoint: Endpoint) -> None:
+def test_requests_run_at_once_and_closing_the_pool_ends_a_queued_one(endpoint: Endpoint) -> None:
     def slowly(path: str, body: dict) -> Reply:
         all_asked.wait(PATIENCE_S)
         return completion("VERDICT: CORRECT")
@@ -237,9 +222,6 @@ def test_requests_run_concurrently(endpoint: Endpoint) -> None:
     with GraderPool(1, PATIENCE_S) as pool:
         grades = pool.grade([GradeRequest(str(n), "four", kind=judge_at(endpoint)) for n in range(8)])
     assert {grade.outcome for grade in grades} == {Outcome.CORRECT}
-
-
-def test_closing_the_pool_ends_a_queued_request(endpoint: Endpoint) -> None:
     endpoint.answer = always(DRIPS)
     kind = judge_at(endpoint, parallel=1, timeout_s=2.0, retries=0)
     pool = GraderPool(1, PATIENCE_S)
@@ -293,7 +275,7 @@ def test_scores_are_those_of_the_model_however_they_are_batched(tmp_path: Path, 
         assert grades == grades_of(folder, REPLIES, batch_tokens)  # to the bit
 
 
-def test_the_bound_decides_what_is_correct_and_the_score_is_the_reward(folder: Path) -> None:
+def test_the_bound_decides_what_is_correct_and_the_score_is_the_reward(folder: Path, tmp_path: Path) -> None:
     scores = [grade.reward for grade in grades_of(folder, REPLIES)]
     bound = sorted(scores)[4]
     grades = grades_of(folder, REPLIES, correct_from=bound)
@@ -308,6 +290,10 @@ def test_the_bound_decides_what_is_correct_and_the_score_is_the_reward(folder: P
     (alone,) = grades_of(folder, ["<think>1</think>3"])
     assert both.reward == pytest.approx(0.5 * alone.reward + 1)
     assert "is unknown" in blind.reason
+    broken = reward_folder(tmp_path)
+    rewrite(broken, lambda weights: {name: each * float("inf") for name, each in weights.items()})
+    (grade,) = grades_of(broken, ["3"])
+    assert grade.outcome is Outcome.CRASHED and math.isnan(grade.reward), "no reward rather than 0"
 
 
 def test_a_response_writes_no_turns_and_a_long_conversation_is_seen_by_its_end(folder: Path) -> None:
@@ -340,13 +326,6 @@ def cut(folder: Path) -> None:
 
 def with_a_template_that_refuses(folder: Path) -> None:
     (folder / "chat_template.jinja").write_text("{{ raise_exception('no system') }}")
-
-
-def test_a_score_that_is_no_number_is_a_crash(tmp_path: Path) -> None:
-    folder = reward_folder(tmp_path)
-    rewrite(folder, lambda weights: {name: each * float("inf") for name, each in weights.items()})
-    (grade,) = grades_of(folder, ["3"])
-    assert grade.outcome is Outcome.CRASHED and math.isnan(grade.reward), "no reward rather than 0"
 
 
 @pytest.mark.parametrize(

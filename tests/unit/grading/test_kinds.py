@@ -74,8 +74,7 @@ def test_verdicts_by_kind(
 def test_an_answer_without_a_box_names_its_cue(pool: GraderPool) -> None:
     grade = pool.grade_one("The answer is x + 1", "1+x", kind=PREFERRED)
     assert (grade.outcome, grade.extracted) == (CORRECT, "x + 1")
-    assert grade.reason.startswith("no box: read from 'the answer is'")
-    assert grade.seconds > 0
+    assert grade.reason.startswith("no box: read from 'the answer is'") and grade.seconds > 0
 
 
 def weighted(form: float) -> WeightedGrader:
@@ -184,45 +183,34 @@ def test_replies_without_a_single_letter_earn_nothing(outcome: Outcome, response
     assert all(grade.reason for grade in grades)
 
 
-@pytest.mark.parametrize(
-    ("response", "gold", "options", "extracted"),
-    [
-        # A label is read although an option has the text of another one.
-        ("\\boxed{B}", "A", ("Tl", "C", "B"), "B"),
-        ("The answer is (B).", "A", ("Tl", "C", "B"), "B"),
-        ("Answer: C\n\nBye", "A", ("Tl", "C", "B"), "C"),
-        ("\\boxed{Tl}", "A", ("Tl", "C", "B"), "A"),
-        ("\\boxed{c}", "A", ("Tl", "C", "B"), "B"),
-        # The pronoun and the article are no labels.
-        ("The answer is I", "I", TEN_OPTIONS, "I"),
-        ("The answer is A because it fits", "A", TEN_OPTIONS, "A"),
-    ],
-)
+@pytest.mark.parametrize(("response", "gold", "options", "extracted"), [
+    # A label is read although an option has the text of another one.
+    ("\\boxed{B}", "A", ("Tl", "C", "B"), "B"), ("The answer is (B).", "A", ("Tl", "C", "B"), "B"),
+    ("Answer: C\n\nBye", "A", ("Tl", "C", "B"), "C"), ("\\boxed{Tl}", "A", ("Tl", "C", "B"), "A"),
+    ("\\boxed{c}", "A", ("Tl", "C", "B"), "B"),
+    # The pronoun and the article are no labels, nor is a pronoun before a label.
+    ("The answer is I", "I", TEN_OPTIONS, "I"), ("The answer is A because it fits", "A", TEN_OPTIONS, "A"),
+    ("The answer is I think E", "I", TEN_OPTIONS, None),
+    # Digits are labels where the reference is one.
+    (r"\boxed{3}", "3", OPTIONS, "3"), ("The answer is 3)", "3", OPTIONS, "3"), ("The answer is 2", "3", OPTIONS, "2"),
+    ("The answer is Venus", "3", OPTIONS, "3"),
+])  # fmt: skip
 def test_labels_are_told_from_words_and_texts_of_options(response, gold, options, extracted):
     grade = choose(response, gold, options)
-    assert (grade.extracted, grade.outcome is CORRECT) == (extracted, extracted == gold)
+    assert (grade.outcome is CORRECT) == (extracted == gold)
+    assert extracted is None or grade.extracted == extracted
 
 
-def test_a_pronoun_before_a_label_is_not_it() -> None:
-    assert choose("The answer is I think E", "I", TEN_OPTIONS).outcome is not CORRECT
+def test_a_letter_for_a_digit_is_no_answer_and_a_reference_that_is_no_label_is_named() -> None:
+    assert choose("The answer is C", "3").outcome is UNPARSABLE
+    grade = choose("C", "Venus?!")
+    assert (grade.outcome, grade.reason) == (UNPARSABLE, "the reference is no option's label")
 
 
 @pytest.mark.parametrize("gold", ["A", "B", "C"])
 def test_a_repeated_question_answers_nothing(gold: str) -> None:
     assert choose(QUESTION, gold, question=QUESTION).outcome is NO_ANSWER
     assert choose(QUESTION + "\nThe answer is A", "A", question=QUESTION).outcome is CORRECT
-
-
-@pytest.mark.parametrize(
-    ("response", "outcome"),
-    [
-        *((response, CORRECT) for response in (r"\boxed{3}", "The answer is 3)", "The answer is Venus")),
-        ("The answer is 2", WRONG),
-        ("The answer is C", UNPARSABLE),
-    ],
-)
-def test_digits_are_labels_where_the_reference_is_one(response: str, outcome: Outcome) -> None:
-    assert choose(response, "3").outcome is outcome
 
 
 @pytest.mark.parametrize("label", ["A", "B", "C", "I"])
@@ -246,11 +234,6 @@ def test_an_explanation_after_the_label_leaves_it_a_label(responses: list[str], 
 def test_a_second_label_earns_nothing(answer: str) -> None:
     for response in (f"Answer: {answer}", f"<answer>{answer}</answer>", rf"\boxed{{{answer}}}"):
         assert choose(response).outcome is not CORRECT
-
-
-def test_a_reference_that_is_not_a_label_is_named() -> None:
-    grade = choose("C", "Venus?!")
-    assert (grade.outcome, grade.reason) == (UNPARSABLE, "the reference is no option's label")
 
 
 @pytest.mark.parametrize(

@@ -111,26 +111,16 @@ def test_a_reference_without_cases_is_said(reference: str) -> None:
 @pytest.mark.parametrize(
     ("expected", "same", "different"),
     [
-        ("3\n", ["3"], []),
-        ("3\n4", ["3 \n 4\n\n"], ["3\n\n4"]),
-        ("a b", ["a  b"], []),
-        ("0.50", ["0.5"], []),
-        ("0.33333333", ["0.3333333"], ["0.3333"]),
-        ("3.0", ["3"], []),
-        ("1000", ["1e3"], []),
-        ("", [""], []),
+        ("3\n", ["3"], []), ("3\n4", ["3 \n 4\n\n"], ["3\n\n4"]), ("a b", ["a  b"], []), ("0.50", ["0.5"], []),
+        ("0.33333333", ["0.3333333"], ["0.3333"]), ("3.0", ["3"], []), ("1000", ["1e3"], []), ("", [""], []),
         ("1000000008", [], ["1000000007"]),
         ("123456789012345678902", [], ["123456789012345678901"]),
-        ("3 4", [], ["3\n4", "34"]),
-        ("YES", [], ["Yes"]),
-        ("NaN", [], ["nan"]),
-        ("10", [], ["1_0"]),
-        ("3", [], ["３", ""]),
-        ("1e999999998", [], ["1e999999999"]),
+        ("3 4", [], ["3\n4", "34"]), ("YES", [], ["Yes"]), ("NaN", [], ["nan"]), ("10", [], ["1_0"]),
+        ("3", [], ["３", ""]), ("1e999999998", [], ["1e999999999"]),
         ("9.8e9999999999999999999", [], ["9.9e9999999999999999999"]),
         ("0.0000002", [], ["0.0000001"]),
     ],
-)
+)  # fmt: skip
 def test_outputs_are_compared_line_by_line_and_as_numbers(expected: str, same: list[str], different: list[str]) -> None:
     assert [printed for printed in [*same, *different] if same_output(printed, expected)] == same
 
@@ -138,19 +128,11 @@ def test_outputs_are_compared_line_by_line_and_as_numbers(expected: str, same: l
 @pytest.mark.parametrize(
     ("returned", "expected", "same"),
     [
-        ((1, 2), [1, 2], True),
-        ({1: 2}, {"1": 2}, True),
-        (0.1 + 0.2, 0.3, True),
-        (3.0, 3, True),
-        ({"a": [1.0]}, {"a": [1]}, True),
-        ([1, 2], [2, 1], False),
-        ("3", 3, False),
-        (None, "None", False),
-        (10**20, 10**20 + 1, False),
-        (float("nan"), 0.5, False),
-        (object, 1, False),
+        ((1, 2), [1, 2], True), ({1: 2}, {"1": 2}, True), (0.1 + 0.2, 0.3, True), (3.0, 3, True),
+        ({"a": [1.0]}, {"a": [1]}, True), ([1, 2], [2, 1], False), ("3", 3, False), (None, "None", False),
+        (10**20, 10**20 + 1, False), (float("nan"), 0.5, False), (object, 1, False),
     ],
-)
+)  # fmt: skip
 def test_values_are_compared_as_json(returned: object, expected: object, same: bool) -> None:
     assert same_value(json.loads(plain(returned)), expected) is same
 

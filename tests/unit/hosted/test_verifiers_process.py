@@ -103,14 +103,11 @@ def test_what_no_policy_can_answer_ends_the_episode(opened, which, words):
         process.call("score", episode=episode)
 
 
-def test_a_task_that_has_changed_is_found_out(opened):
+def test_a_task_that_has_changed_is_found_out_and_drawn_ones_are_the_same_in_every_process(opened):
     process = opened("sums")
     for row, digest, words in ((0, "of another row", "another one than when"), (9, "", "no task 9 in its split train")):
         with pytest.raises(DataError, match=words):
             process.call("reset", episode=0, split="train", row=row, digest=digest)
-
-
-def test_tasks_that_are_drawn_without_a_seed_are_the_same_in_every_process(opened):
     first, second = (opened("drawn").call("tasks", split="train", start=0, stop=1) for _ in range(2))
     assert first == second
 

@@ -54,13 +54,10 @@ def test_no_character_is_cut_in_half(text: str, shown_bytes: int) -> None:
     assert whole.startswith(output.start())
 
 
-def test_bytes_that_are_no_text_are_replaced_and_a_character_may_arrive_in_two_parts() -> None:
+def test_bytes_that_are_no_text_are_replaced_and_memory_stays_bounded():
     assert printed([b"a\xff", b"\xe2\x82"], 64).text() == "a\ufffd\ufffd"
     assert printed([b"\xff" * 200], 64).start() == "\ufffd" * 32
     assert printed(["é".encode()[:1], "é".encode()[1:]], 64).text() == "é"
-
-
-def test_memory_stays_bounded_and_the_size_is_counted() -> None:
     output = PrintedOutput(64)
     for _ in range(1000):
         output.add(b"x" * 1000)

@@ -58,17 +58,6 @@ def test_a_kill_at_any_byte_leaves_whole_batches_and_the_rest_is_added_as_before
         assert path.read_bytes() == whole
 
 
-def test_an_answer_that_an_earlier_version_graded_twice_has_its_first_grade(path):
-    line = stored(path, {"k": EPISODE})
-    path.write_bytes(line.replace(b'"grade":', b'"second": ["no_answer", null, ""], "grade":'))
-    assert AnswerStore(path)["k"] == EPISODE
-
-
-def test_a_lone_surrogate_is_replaced(path):
-    stored(path, {"k": answer("\ud800!")})
-    assert AnswerStore(path)["k"].text == "?!"
-
-
 @pytest.mark.parametrize(
     "torn",
     [
@@ -123,11 +112,16 @@ def test_answers_of_other_stages_are_adopted_and_those_that_did_not_come_are_not
     assert path.read_bytes().count(b"\n\n") == 1, "one commit, and so one fsync"
 
 
-def test_who_has_answered_is_known_from_earlier_attempts(path):
-    stored(path, {"k1": answer("one")}, author="a")
+def test_who_has_answered_is_known_and_what_earlier_versions_wrote_is_read(path):
+    stored(path, {"k1": answer("\ud800!")}, author="a")
     stored(path, {"k2": answer("", FinishReason.FAILED)}, author="b")
     store = AnswerStore(path)
     assert [store.has_answered(author) for author in "abc"] == [True, False, False]
+    assert store["k1"].text == "?!"  # a lone surrogate
+    path.unlink()
+    line = stored(path, {"k": EPISODE})
+    path.write_bytes(line.replace(b'"grade":', b'"second": ["no_answer", null, ""], "grade":'))
+    assert AnswerStore(path)["k"] == EPISODE, "graded twice, it has its first grade"
 
 
 def stale(descriptor: int, num_bytes: int, offset: int) -> bytes:

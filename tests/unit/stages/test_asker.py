@@ -124,18 +124,15 @@ def test_records_come_problem_by_problem_and_say_what_the_data_says_of_each(benc
     assert said == [("Algebra", "5", None, False), ("Number Theory", None, 3, True), (None, None, None, True)]
 
 
-def test_a_box_in_reasoning_that_the_template_opened_is_no_answer(bench):
+def test_a_box_in_opened_reasoning_is_no_answer_and_a_judge_that_cannot_be_reached_ends_the_evaluation(bench):
     tokenizer = tiny_tokenizer()
     tokenizer.chat_template += "<think>"
     ((record, *_),) = bench.ask(lambda prompt, seed: "\\boxed{1}", SUMS, tokenizer=tokenizer)
     assert (record.outcome, record.response) == ("no_answer", "<think>\\boxed{1}")
-
-
-def test_a_judge_that_cannot_be_reached_ends_the_evaluation(bench):
     judge = JudgeGrader(url="http://127.0.0.1:9/v1", model="m", retries=0)
-    config = CONFIG.model_copy(update={"suites": {"sums": SuiteConfig(grader=judge)}})
+    config = CONFIG.model_copy(update={"suites": {"more": SuiteConfig(grader=judge)}})
     with pytest.raises(ClusterError, match=r"4 of 4 responses have no verdict \(judge: http://127"):
-        bench.ask(lambda prompt, seed: "it is 3", SUMS, config=config)
+        bench.ask(lambda prompt, seed: "it is 3", Suite("more", problems(12)), config=config)
 
 
 def test_a_batch_is_graded_while_the_next_one_is_generated(bench):
@@ -148,16 +145,15 @@ def test_a_batch_is_graded_while_the_next_one_is_generated(bench):
             assert generating.wait(PATIENCE_S)
             return super().grade(requests)
 
-    class Engine(ScriptedEngine):
-        def generate(self, requests: Sequence[RolloutRequest], params: SamplingParams) -> list[Completion]:
-            if self.requests:
-                assert grading.wait(PATIENCE_S)
-                generating.set()
-            return super().generate(requests, params)
+    def answered(prompt: str, seed: int) -> str:
+        if len(engine.requests) > 6:
+            assert grading.wait(PATIENCE_S)
+            generating.set()
+        return by_seed(prompt, seed)
 
+    engine = ScriptedEngine(TOKENIZER, answered)
     with Grader(1, PATIENCE_S) as grader:
-        client = TokenModelClient(Engine(TOKENIZER, by_seed), TOKENIZER)
-        (records,) = bench.ask(client, SUMS, batch_size=6, grader=grader)
+        (records,) = bench.ask(TokenModelClient(engine, TOKENIZER), SUMS, batch_size=6, grader=grader)
     assert [record.uid for record in records] == [f"p{i}" for i in range(12)]
 
 

@@ -86,15 +86,12 @@ def test_padding_without_an_embedding_is_replaced_and_its_text_is_read_as_any_ot
         (lambda tokenizer: tokenizer.add_special_tokens({"extra_special_tokens": ["<picture>"]}), {}, ()),
         (lambda tokenizer: tokenizer.add_special_tokens({"eos_token": "[STOP]"}), {}, (ROWS, ROWS + 1)),
         (chat, {}, (ROWS, ROWS + 1)),
-        (
-            lambda tokenizer: [tokenizer.add_tokens("[USER]"), setattr(tokenizer, "chat_template", "[USER]" + CHAT)],
-            {},
-            (ROWS, ROWS + 1),
-        ),
+        (lambda tokenizer: [tokenizer.add_tokens("[USER]"), setattr(tokenizer, "chat_template", "[USER]" + CHAT)], {},
+         (ROWS, ROWS + 1)),
         (lambda tokenizer: None, {"vocab_size": 200}, (200,)),
     ],
     ids=["nobody writes it", "the end", "the end of a turn", "a mark of the template", "another vocabulary"],
-)
+)  # fmt: skip
 def test_a_token_that_occurs_needs_an_embedding(make, change, config, named):
     folder = make(change, config=config) if config else make(change)
     if not named:

@@ -78,27 +78,28 @@ def test_rows_follow_the_configuration_and_samples_follow_the_rows(tmp_path, inp
     assert (len(records), result.metrics["accuracy/greedy/base"]) == (24, 0.25)
     last = progress_of(tmp_path / "out")
     assert (last.step, last.total, last.metrics["reward"]) == (24, 24, 0.25)
+    assert messages_of(tmp_path / "out") == []
 
-
-def test_suites_have_their_own_numbers_of_responses_and_the_results_say_how_they_were_asked(
-    tmp_path, inputs, monkeypatch
-):
-    use(monkeypatch, solve)
+    # Suites have their own numbers of responses, and the results say how they were asked.
     own = {"longer": SuiteConfig(num_samples=3, template="none", stop=("=",))}
-    run(evaluating(suites=own), context_in(tmp_path / "out", inputs))
-    rows = rows_in(tmp_path / "out")
+    run(evaluating(suites=own), context_in(tmp_path / "own", inputs))
+    rows = rows_in(tmp_path / "own")
     assert [row.num_samples for row in rows.values()] == [1, 1, 3, 2]
     said = rows["longer", "hot/1"].protocol
     assert said is not None
     assert (said.template, said.stop, said.temperature, said.engine) == ("none", ("=",), 1.0, "transformers")
 
-
-def test_suites_can_be_evaluated_alone_and_the_held_out_prompts_are_one(tmp_path, inputs, monkeypatch):
+    # Suites can be evaluated alone; the held-out prompts are one.
     write_prompts(inputs["data"] / "validation.parquet", problems(6))
-    use(monkeypatch, solve)
-    run(evaluating(only=("validation", "base")), context_in(tmp_path / "out", inputs))
-    rows = rows_in(tmp_path / "out").items()
-    assert {suite: row.num_problems for (suite, _), row in rows} == {"base": 4, "validation": 6}
+    run(evaluating(only=("validation", "base")), context_in(tmp_path / "alone", inputs))
+    rows = rows_in(tmp_path / "alone")
+    assert {suite: row.num_problems for (suite, _), row in rows.items()} == {"base": 4, "validation": 6}
+
+    # Those without readable answers are advised on.
+    use(monkeypatch, lambda prompt, seed: "who knows")
+    run(evaluating(), context_in(tmp_path / "unread" / "out", inputs))
+    advised = [text.partition(": 100 %")[0] for text in messages_of(tmp_path / "unread" / "out")]
+    assert advised == ["greedy, longer, base", "hot/1, longer, base"]
 
 
 def test_what_cannot_be_evaluated_is_refused(tmp_path, inputs):
@@ -111,15 +112,6 @@ def test_what_cannot_be_evaluated_is_refused(tmp_path, inputs):
         path.unlink()
     with refused("data.suites"):
         run(evaluating(), context_in(tmp_path / "out", inputs))
-
-
-@pytest.mark.parametrize(
-    ("response", "advised"), [("who knows", ["greedy, longer, base", "hot/1, longer, base"]), ("\\boxed{7}", [])]
-)
-def test_suites_without_readable_answers_are_advised_on(tmp_path, inputs, monkeypatch, response, advised):
-    use(monkeypatch, lambda prompt, seed: response)
-    run(evaluating(), context_in(tmp_path / "out", inputs))
-    assert [text.partition(": 100 %")[0] for text in messages_of(tmp_path / "out")] == advised
 
 
 def test_a_kill_between_any_two_steps_of_the_end_loses_nothing_and_leaves_no_answers(tmp_path, inputs, monkeypatch):
@@ -321,8 +313,10 @@ def test_each_suite_is_asked_in_its_way_and_every_response_is_graded(tmp_path, b
     assert json.loads(described.read_text()) == {"name": "gpt-x", "request": {"reasoning_effort": "low"}}
 
 
-def test_no_file_holds_the_key(tmp_path, bench):
-    bench.evaluate(bench.serve(), served_by())
+def test_no_file_holds_the_key_and_reasoning_that_is_not_closed_is_no_answer(tmp_path, bench):
+    said = completion("", "length", reasoning_content="\\boxed{1}")
+    record = bench.evaluate(bench.serve(lambda path, body: said), served_by())[0]
+    assert (record.response, record.outcome, record.finish_reason) == ("<think>\n\\boxed{1}", "no_answer", "length")
     with refused("403"):
         forbidding = bench.serve(lambda path, body: refusal(403, f"Bearer {KEY} may not"))
         bench.evaluate(forbidding, served_by(), "apart/refused")
@@ -340,12 +334,6 @@ def test_what_cannot_be_asked_is_refused_before_anything_is(bench):
     with refused("suite base", "p0", "r1_zero"):
         bench.evaluate(served, served_by(suites=PLAIN))
     assert served.asked == []
-
-
-def test_reasoning_that_is_not_closed_is_no_answer(bench):
-    said = completion("", "length", reasoning_content="\\boxed{1}")
-    record = bench.evaluate(bench.serve(lambda path, body: said), served_by())[0]
-    assert (record.response, record.outcome, record.finish_reason) == ("<think>\n\\boxed{1}", "no_answer", "length")
 
 
 def test_an_environment_answers_a_model_behind_an_endpoint(bench):

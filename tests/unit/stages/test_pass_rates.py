@@ -62,27 +62,15 @@ def test_prompts_outside_the_bounds_are_left_out_and_the_others_are_as_they_were
     assert (out / "tokenizer" / "tokenizer_config.json").is_file()
 
 
-def test_truncated_responses_are_counted(tmp_path, inputs, monkeypatch):
-    use(monkeypatch, lambda prompt, seed: "1" * 20)
-    result = difficulty.run(measuring(min_pass_rate=0.0, max_response_tokens=12), measure_in(tmp_path / "out", inputs))
-    assert (result.metrics["truncated_share"], result.metrics["pass_rate"]) == (1.0, 0.0)
-    row = rates(tmp_path / "out")["p0"]
-    assert (row["mean_tokens"], row["num_truncated"]) == (12.0, 4)
-
-
 @pytest.mark.parametrize(
     ("stage", "settings", "script", "named"),
     [
-        (
-            difficulty,
-            measuring(),
-            wrong,
-            ("of 6", "6 pass rates", "difficulty.min_pass_rate 0.25", "difficulty.max_pass_rate 0.75", "0 to 0"),
-        ),
+        (difficulty, measuring(), wrong,
+         ("of 6", "6 pass rates", "difficulty.min_pass_rate 0.25", "difficulty.max_pass_rate 0.75", "0 to 0")),
         (sample, sampling(), wrong, ("round 1", "6 prompts x 4", "24 wrong", "0 %", "sample.num_samples")),
         (sample, sampling(), endlessly_right, ("24 correct", "sample.max_response_tokens")),
     ],
-)
+)  # fmt: skip
 def test_nothing_left_is_one_line_and_costs_no_second_draw(
     tmp_path, inputs, monkeypatch, stage, settings, script, named
 ):
@@ -142,6 +130,12 @@ def test_log_probabilities_are_left_out_where_the_text_is_encoded_as_other_token
     sample.run(sampling(num_samples=1), sample_in(tmp_path / "out", inputs))
     traces = [trace for prompt in read_prompts(tmp_path / "out/sampled.parquet") for trace in prompt.traces]
     assert [(trace.logprobs, trace.num_tokens) for trace in traces] == [(None, 10)] * 6
+    # Truncated responses are counted.
+    use(monkeypatch, lambda prompt, seed: "1" * 20)
+    result = difficulty.run(measuring(min_pass_rate=0.0, max_response_tokens=12), measure_in(tmp_path / "cut", inputs))
+    assert (result.metrics["truncated_share"], result.metrics["pass_rate"]) == (1.0, 0.0)
+    row = rates(tmp_path / "cut")["p0"]
+    assert (row["mean_tokens"], row["num_truncated"]) == (12.0, 4)
 
 
 def test_right_games_of_the_policy_become_traces_of_their_turns(tmp_path, inputs, monkeypatch):

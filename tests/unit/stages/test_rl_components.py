@@ -46,14 +46,10 @@ def tiny_inputs(folder, tokenizer, traces=(), complement=0):
         (["chain=rl", "method=luffy"], 0, 0, ("objective.group.starts.trace", "no training prompt")),
         (["chain=rl", "method=guide"], 0, 0, ("objective.group.starts.hint", "no training prompt")),
         (["chain=rl", "method=bread"], 0, 0, ("objective.group.starts.anchor", "no training prompt")),
-        (
-            ["chain=rl", "method=ampo"],
-            2,
-            0,
-            ("starts.trace.show.choose", "no training prompt has more traces", "rows, 2"),
-        ),
+        (["chain=rl", "method=ampo"], 2, 0,
+         ("starts.trace.show.choose", "no training prompt has more traces", "rows, 2")),
     ],
-)
+)  # fmt: skip
 def test_prompts_that_a_method_cannot_use_are_refused(tmp_path, overrides, traces, complement, named):
     """Of 6 training prompts with so many traces each, and of a complement of that many without."""
     inputs = tiny_inputs(tmp_path, tiny_tokenizer(), [f"trace {number}" for number in range(traces)], complement)

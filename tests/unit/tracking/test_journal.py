@@ -53,8 +53,10 @@ def test_a_journal_from_before_a_column_is_read_without_it(tmp_path: Path, kind:
     assert shows == [True, False]
 
 
-def test_open_groups_lie_apart_and_those_of_an_attempt_that_was_not_committed_are_forgotten(tmp_path: Path) -> None:
+def test_open_groups_lie_apart_and_what_was_not_committed_is_absent(tmp_path: Path) -> None:
     journal, carried = RolloutJournal(tmp_path), Group("b", ROWS[4:], is_carried=True)
+    (tmp_path / ".step_000001.parquet.torn").write_bytes(b"torn")
+    assert journal.read(1) is None and journal.read_group(1, 0) is None
     journal.commit(1, [OPEN[0], *GROUPS["hints"], OPEN[1], carried])
     assert repr(journal.read(1)) == repr([*GROUPS["hints"], carried])
     assert repr(journal.read_open(1)) == repr(OPEN)
@@ -63,9 +65,3 @@ def test_open_groups_lie_apart_and_those_of_an_attempt_that_was_not_committed_ar
     assert journal.read_open(1) is None
     journal.commit(1, [carried])
     assert (repr(journal.read(1)), journal.read_open(1)) == (repr([carried]), [])
-
-
-def test_a_step_that_was_not_committed_is_absent(tmp_path: Path) -> None:
-    journal = RolloutJournal(tmp_path)
-    (tmp_path / ".step_000001.parquet.torn").write_bytes(b"torn")
-    assert journal.read(1) is None and journal.read_group(1, 0) is None

@@ -108,13 +108,11 @@ def test_staleness_is_counted_over_the_tokens_sampled_for_the_step() -> None:
     assert staleness_metrics(groups, step=10, bound=0) == {}
 
 
-@pytest.mark.parametrize(
-    ("sft_rows", "passes", "rows", "tokens"), [(0, 1, 2.0, 9.0), (0, 3, 6.0, 27.0), (1, 2, 5.0, 23.0)]
-)
-def test_what_is_learned_from_counts_traces_and_no_displaced_rows(sft_rows, passes, rows, tokens) -> None:
+def test_what_is_learned_from_counts_traces_and_no_displaced_rows() -> None:
     group = Group("a", (row(0.0, 4), trace(1.0, 5)), (row(0.0, 3),))
-    found = learned_metrics([group], [trace(1.0, 5)] * sft_rows, passes=passes)
-    assert found == {"batch/num_rows": rows, "batch/response_tokens": tokens}
+    for sft_rows, passes, rows, tokens in ((0, 1, 2.0, 9.0), (0, 3, 6.0, 27.0), (1, 2, 5.0, 23.0)):
+        found = learned_metrics([group], [trace(1.0, 5)] * sft_rows, passes=passes)
+        assert found == {"batch/num_rows": rows, "batch/response_tokens": tokens}
     assert learned_metrics([]) == {"batch/num_rows": 0.0, "batch/response_tokens": 0.0}
 
 
@@ -200,13 +198,6 @@ MOSTLY_SILENT = [SILENT, {ZERO: 0.5, ENTROPY: 3.0}, {}, SILENT | {ENTROPY: 8.79}
 
 
 @pytest.mark.parametrize(
-    ("step", "signal"), [(SILENT, False), ({UPDATES: 0.0}, False), ({ZERO: 0.9, UPDATES: 1.0}, True), ({}, None)]
-)
-def test_a_step_has_a_signal_where_an_advantage_is_not_0(step: MetricRow, signal: bool | None) -> None:
-    assert had_signal(step) is signal
-
-
-@pytest.mark.parametrize(
     ("steps", "regularised", "named", "absent"),
     [
         (MOSTLY_SILENT, True, ("2 of 3 steps", "entropy", "2.00", "8.79", "SFT"), ()),
@@ -217,6 +208,8 @@ def test_a_step_has_a_signal_where_an_advantage_is_not_0(step: MetricRow, signal
     ],
 )
 def test_a_run_that_mostly_had_none_is_told_what_happened_and_what_to_do(steps, regularised, named, absent) -> None:
+    signals = [had_signal(step) for step in (SILENT, {UPDATES: 0.0}, {ZERO: 0.9, UPDATES: 1.0}, {})]
+    assert signals == [False, False, True, None]
     said = advice_on_signal(steps, has_regularising_terms=regularised)
     assert (said is None) == (named is None)
     assert all(word in str(said) for word in named or ()) and not any(word in str(said) for word in absent)
@@ -236,15 +229,6 @@ def test_a_method_that_also_learns_otherwise_is_left_alone(method: str, by_advan
     assert bool(advice_on_rl(objective, [SILENT])) == by_advantage
 
 
-@pytest.mark.parametrize(
-    ("unread", "truncated", "named"),
-    [(0.5, 1.0, None), (0.96, 0.1, ("math: 96 %",)), (0.96, 0.9, ("math: 96 %", "90 %", "the.limit"))],
-)
-def test_responses_without_an_answer_are_counted_and_the_limit_is_named(unread, truncated, named) -> None:
-    said = advice_on_responses("math", unread, truncated, "the.limit")
-    assert said is None if named is None else all(word in str(said) for word in named)
-
-
 def step_of(*outcomes: Outcome) -> MetricRow:
     return rollout_metrics([Group("a", tuple(row_of(o is Outcome.CORRECT, outcome=o) for o in outcomes))])
 
@@ -255,3 +239,6 @@ def test_a_run_whose_rollouts_were_mostly_unreadable_is_advised_and_one_that_ans
     assert said is not None and said.startswith("rollouts: 67 %")
     wrong = step_of(Outcome.WRONG, Outcome.WRONG, Outcome.NO_ANSWER)
     assert advice_on_rollouts([wrong, {UPDATES: 0.0}]) is None and advice_on_rollouts([]) is None
+    assert advice_on_responses("math", 0.5, 1.0, "the.limit") is None
+    for truncated, named in ((0.1, ("math: 96 %",)), (0.9, ("math: 96 %", "90 %", "the.limit"))):
+        assert all(word in str(advice_on_responses("math", 0.96, truncated, "the.limit")) for word in named)

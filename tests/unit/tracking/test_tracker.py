@@ -63,38 +63,24 @@ def test_a_resumed_run_leaves_the_same_files_as_an_undisturbed_one_and_one_that_
     assert read_metrics(whole / "metrics.jsonl") == [] == list(read_samples(whole / "samples.jsonl"))
 
 
-def test_a_line_is_in_the_file_as_soon_as_it_is_logged_and_the_first_says_how_long_the_start_took(tmp_path) -> None:
+def test_what_is_logged_is_in_the_files_at_once_as_strict_json_and_comes_back(tmp_path) -> None:
+    """The first line says how long the start took, and only such times are left out of a comparison."""
     tracker = opened(tmp_path)
     tracker.started()
     tracker.log(1, {"actor/loss": 0.5})
-    tracker.log(2, {"actor/loss": 0.5})
+    tracker.log(2, {"actor/loss": math.nan, "actor/lr": math.inf})
     first, second = map(json.loads, (tmp_path / "metrics.jsonl").read_text().splitlines())
-    assert first.pop("perf/start_s") > 0
-    assert (first, second) == ({"step": 1, "actor/loss": 0.5}, {"step": 2, "actor/loss": 0.5})
-
-
-def test_samples_come_back_as_they_were(tmp_path: Path) -> None:
-    with opened(tmp_path) as tracker:
-        tracker.samples(3, [rollout(1), rollout(2)])
+    assert first["perf/start_s"] > 0
+    assert (without_times(first), second) == (
+        {"step": 1, "actor/loss": 0.5}, {"step": 2, "actor/loss": None, "actor/lr": None},
+    )  # fmt: skip
+    assert math.isnan(read_metrics(tmp_path / "metrics.jsonl")[1]["actor/loss"])
+    tracker.samples(3, [rollout(1), rollout(2)])
+    tracker.close()
     assert list(read_samples(tmp_path / "samples.jsonl")) == [(3, rollout(1)), (3, rollout(2))]
-
-
-def test_values_that_are_not_finite_stay_strict_json(tmp_path: Path) -> None:
-    writer = StepLines(tmp_path / "m.jsonl")
-    writer.append(metric_line(1, {"actor/loss": math.nan, "actor/lr": math.inf}))
-    assert json.loads((tmp_path / "m.jsonl").read_text()) == {"step": 1, "actor/loss": None, "actor/lr": None}
-    assert math.isnan(read_metrics(tmp_path / "m.jsonl")[0]["actor/loss"])
-
-
-@pytest.mark.parametrize("name", ["loss", "learner/loss", "actor/", "actor"])
-def test_a_name_outside_the_namespaces_is_a_programming_error(tmp_path: Path, name: str) -> None:
-    with pytest.raises(AssertionError, match="none of"):
-        opened(tmp_path).log(1, {name: 1.0})
-
-
-def test_only_time_is_left_out_of_a_comparison() -> None:
-    row = {"step": 1.0, "actor/loss": 0.5, "perf/step_s": 0.1}
-    assert without_times(row) == {"step": 1.0, "actor/loss": 0.5}
+    for name in ("loss", "learner/loss", "actor/", "actor"):  # outside the namespaces
+        with pytest.raises(AssertionError, match="none of"):
+            opened(tmp_path).log(1, {name: 1.0})
 
 
 @given(values=st.lists(st.floats(allow_nan=False, allow_infinity=False), min_size=1, max_size=5), cut=st.integers(0, 6))
