@@ -476,7 +476,10 @@ def _planned(findings: Findings) -> Table:
     rows: list[tuple[str | TableCell, ...]] = []
     for cell, arm, against in findings.design.planned:
         found: tuple[str | TableCell, ...] = NONE, NONE, "not run yet"
-        if (effect := findings.effect(cell, arm, against=against)) is not None:
+        effect = findings.effect(cell, arm, against=against)
+        if effect is not None and not effect.is_planned:
+            found = NONE, NONE, f"{len(effect.seeds)} of its {findings.repeated_over} yet"
+        elif effect is not None:
             p = "< 0.001" if effect.p_value < 0.001 else f"{effect.p_value:.3f}"
             verdict = TableCell(effect.verdict, (), _TONES[effect.verdict])
             found = difference(effect.result.difference), p, verdict

@@ -1,7 +1,7 @@
 """The numbers of a grid, a comparison or a study: accuracies, differences from the reference with tests, tuning; JSON.
 
-A study corrects over its planned tests, and a missing one counts with p = 1; a comparison corrects over the tests that
-it has. A study waits for every try before it chooses; a comparison leaves failed tries out.
+A study corrects over its planned tests, and one that is missing, or lacks some of its seeds, counts with p = 1; a
+comparison corrects over the tests that it has. A study waits for every try before it chooses; a comparison leaves failed tries out.
 """
 
 import json
@@ -210,8 +210,9 @@ class Findings:
 
     @property
     def missing(self) -> list[tuple[str, str, str]]:
-        """Planned tests that the results do not have yet."""
-        return [(*test, against) for *test, against in self.design.planned if self.effect(*test, against=against) is None]
+        """Planned tests that the results do not have yet, or not with every seed."""
+        effects = {each: self.effect(each[0], each[1], against=each[2]) for each in self.design.planned}
+        return [each for each, effect in effects.items() if effect is None or not effect.is_planned]
 
     @property
     def failures(self) -> list[str]:
@@ -256,10 +257,11 @@ def find(
         for against in (other for mine, other in pairs if mine == arm)
         if (difference := _difference(rows.get((cell, against, on)), rows[cell, arm, on], confidence))
     }
-    # Missing runs of a study make no other test more significant.
+    # Missing runs of a study make no other test more significant, and none counts before it has every seed.
     family = [(*each, measured[0]) for each in design.planned] if design.axes else list(raw)
-    adjusted = holm([raw[place][0].p_value if place in raw else 1.0 for place in family])
-    p_values = dict(zip(family, adjusted, strict=True))
+    counts = {each: not design.axes or (each in raw and len(raw[each][1]) == len(sweep.seeds(each[0]))) for each in family}
+    adjusted = holm([raw[each][0].p_value if counts[each] else 1.0 for each in family])
+    p_values = {each: p for each, p in zip(family, adjusted, strict=True) if counts[each]}
     return Findings(
         design=design,
         confidence=confidence,

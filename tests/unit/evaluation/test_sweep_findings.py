@@ -327,6 +327,11 @@ def test_holm_is_over_the_planned_tests_of_a_study_alone_and_one_without_results
     effect = findings.effect("centre", "luffy")
     assert effect.adjusted_p == pytest.approx(2 * effect.result.p_value)
     assert pages.study_page(findings, cut).subtitle.startswith(f"{len(study.cells) - 1} of {len(study.cells)} cells")
+    with_one_seed = results.outcomes.query("not (cell == 'centre' and arm == 'luffy' and seed == 2)")
+    findings = find(study, SweepResults(results.measures, with_one_seed))
+    assert findings.missing == [("centre", "luffy", "sft")]
+    assert findings.effect("centre", "luffy").adjusted_p is None
+    assert "1 of its seeds yet" in html(pages.study_page(findings, results))
 
 
 def test_an_arm_is_also_tested_against_another_than_the_reference(study, results):
