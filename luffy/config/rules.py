@@ -14,7 +14,16 @@ from luffy.config.execution import LOWEST_VLLM_TEMPERATURE, VLLM_RANKS
 from luffy.config.group import DynamicSampling
 from luffy.config.objective import ObjectiveConfig
 from luffy.config.stage_kinds import kind_of
-from luffy.config.starts import BatchRatio, BatchRoot, DifficultyDose, FitDose, LadderDose, TracePrefix, WholeTrace
+from luffy.config.starts import (
+    BatchRatio,
+    BatchRoot,
+    Critique,
+    DifficultyDose,
+    FitDose,
+    LadderDose,
+    TracePrefix,
+    WholeTrace,
+)
 from luffy.config.training import CurriculumSampling, PoolSampling, RLConfig, SelfTeacher, ServedTeacher
 from luffy.config.yaml_source import nearest
 
@@ -104,6 +113,13 @@ def _of_teachers(config: "ExperimentConfig", kinds: frozenset[str], rl: RLConfig
             f"execution.rl_teachers: {unknown[0]} is no teacher of kind: served in rl.teachers; there are: "
             f"{', '.join(scorers) or 'none'}"
         )
+    if "difficulty" in kinds and config.difficulty is not None and (probed := config.difficulty.teacher) is not None:
+        known = {} if config.rl is None else config.rl.teachers
+        if probed not in known:
+            there = ", ".join(known) or "none"
+            yield f"difficulty.teacher: rl.teachers has no {probed}{nearest(probed, known)}; there are: {there}"
+        elif config.probed_teacher is None:
+            yield f"difficulty.teacher: {probed} is of kind: {known[probed].kind}; only a kind: model answers prompts"
     if config.teachers and config.sample is not None and config.sample.rewrite and config.environment is not None:
         yield "sample.rewrite: traces are rewritten in single turns; remove it or the section environment"
 
@@ -281,6 +297,8 @@ def _of_scorers(config: "ExperimentConfig", objective: ObjectiveConfig, rl: RLCo
                     f"{where}.kind: self needs traces, and data.rl: complement has prompts without any; use data.rl: "
                     "train"
                 )
+            if teacher.shows == "start":
+                yield from _about_start_teacher(where, objective)
             if teacher.shows == "peer" and objective.group.size == 1:
                 yield f"{where}.shows: peer needs other rows in the group; raise objective.group.size"
         measured = teacher.rows is not None and teacher.rows.pass_rate_at_least is not None
@@ -302,6 +320,22 @@ def _of_scorers(config: "ExperimentConfig", objective: ObjectiveConfig, rl: RLCo
                 f"term {term.name!r} compares rows with their teacher, and rl.teachers leaves some without one; set "
                 "gate: {taught: true}"
             )
+
+
+def _about_start_teacher(where: str, objective: ObjectiveConfig) -> Iterator[str]:
+    """What is wrong with a teacher that is shown what rows were sampled with."""
+    starts = objective.group.starts
+    bare = {name: start.show for name, start in starts.items() if start.is_in_prompt and start.learn == "bare"}
+    if not bare:
+        yield (
+            f"{where}.shows: start has no effect: no row is learned without what its prompt showed; add such a start "
+            "to objective.group.starts, or show a trace or a peer"
+        )
+    for name in (name for name, show in bare.items() if isinstance(show, Critique) and "{response}" in show.template):
+        yield (
+            f"{where}.shows: start needs the prompts of objective.group.starts.{name} again, and the responses in them "
+            "are not kept; take {response} out of its template"
+        )
 
 
 def _of_rl(config: "ExperimentConfig", objective: ObjectiveConfig, rl: RLConfig) -> Iterator[str]:

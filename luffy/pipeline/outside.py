@@ -15,6 +15,7 @@ from luffy.config.group import CustomAdvantage
 from luffy.config.model import check_classifier, locate, model_files
 from luffy.config.settings import (
     BaseSettings,
+    DifficultySettings,
     PrepareDataSettings,
     ReportSettings,
     RLSettings,
@@ -72,6 +73,9 @@ def _named(settings: StageSettings) -> Iterator[Named]:
         for name, teacher in settings.sample.teachers.items():
             if teacher.path is not None and _is_local(teacher.path):
                 yield f"sample.teachers.{name}.path", teacher.path, Path(teacher.path).expanduser()
+    elif isinstance(settings, DifficultySettings):
+        if settings.teacher is not None and _is_local(settings.teacher.path):
+            yield "difficulty.teacher", settings.teacher.path, Path(settings.teacher.path).expanduser()
     elif isinstance(settings, RLSettings):
         for name, scorer in settings.rl.teachers.items():
             if isinstance(scorer, ModelTeacher) and _is_local(scorer.path):
