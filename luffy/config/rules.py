@@ -301,6 +301,13 @@ def _of_scorers(config: "ExperimentConfig", objective: ObjectiveConfig, rl: RLCo
                 yield from _about_start_teacher(where, objective)
             if teacher.shows == "peer" and objective.group.size == 1:
                 yield f"{where}.shows: peer needs other rows in the group; raise objective.group.size"
+        starts = objective.group.starts
+        asked = () if teacher.rows is None else teacher.rows.start or ()
+        if unknown := next((start for start in asked if start not in starts), None):
+            yield (
+                f"{where}.rows.start: objective.group.starts has no {unknown}{nearest(unknown, starts)}; there are: "
+                f"{', '.join(starts) or 'none'}"
+            )
         measured = teacher.rows is not None and teacher.rows.pass_rate_at_least is not None
         if measured and "difficulty" not in config.kinds:
             yield f"{where}.rows.pass_rate_at_least: no stage measures pass rates; add the section difficulty"

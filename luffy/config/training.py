@@ -205,12 +205,14 @@ class MovingReferenceConfig(StrictModel):
 class TaughtRows(StrictModel):
     """Which rows a teacher takes; all given conditions must hold."""
 
-    data_source: tuple[str, ...] | None = Field(default=None, min_length=1)
+    data_source: Annotated[tuple[str, ...], Field(min_length=1, strict=False)] | None = None
     """Names of data sources, one of which the row's prompt is from."""
     columns: dict[str, str | int | bool] = Field(default_factory=dict)
     """Columns of the prompt's `extra_info`, each with the value that it has to have."""
     outcome: Literal["correct", "wrong"] | None = None
     """Outcome of the row itself; every row that did not earn the reward is `wrong`."""
+    start: Annotated[tuple[Name, ...], Field(min_length=1, strict=False)] | None = None
+    """Names in `objective.group.starts`, one of which the row has."""
     pass_rate_at_least: PositiveShare | None = None
     """Pass rate of the prompt, as the stage `difficulty` measured it."""
 
@@ -223,6 +225,7 @@ class TaughtRows(StrictModel):
             "" if self.data_source is None else f"from {' or '.join(self.data_source)}",
             *(f"with {name} {value}" for name, value in self.columns.items()),
             "" if self.outcome is None else f"that are {self.outcome}",
+            "" if self.start is None else f"with the start {' or '.join(self.start)}",
             "" if self.pass_rate_at_least is None else f"of prompts with a pass rate >= {self.pass_rate_at_least:g}",
         ]
         return f"rows {', '.join(filter(None, conditions))}"

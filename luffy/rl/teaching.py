@@ -300,13 +300,16 @@ class Teaching:
 
     def __init__(self, teachers: Mapping[str, RLTeacher], tasks: Sequence[RolloutTask]) -> None:
         self._names = tuple(teachers)
-        self._routes = {task.uid: (_route(teachers, task, False), _route(teachers, task, True)) for task in tasks}
-        """Index of the teacher of a prompt's wrong rows, and of its right ones."""
+        named = {start for each in teachers.values() if each.rows is not None for start in each.rows.start or ()}
+        kinds = [(right, start) for right in (False, True) for start in (None, *sorted(named))]
+        self._routes = {task.uid: {kind: _route(teachers, task, *kind) for kind in kinds} for task in tasks}
+        """Of a prompt's rows, by whether they are right and, where a teacher asks for it, their start: the index of
+        their teacher."""
         self._helpers: dict[int, RowTeacher] = {}
         for index, (name, teacher) in enumerate(teachers.items()):
-            if any(index in route for route in self._routes.values()):
+            if any(index in routes.values() for routes in self._routes.values()):
                 continue
-            if not any(_takes(teacher, task, right) for task in tasks for right in (False, True)):
+            if not any(_takes(teacher, task, *kind) for task in tasks for kind in kinds):
                 sources = ", ".join(sorted({task.problem.data_source for task in tasks}))
                 columns = ", ".join(sorted({column for task in tasks for column in task.problem.extra_info}))
                 raise DataError(
@@ -321,7 +324,7 @@ class Teaching:
 
     def prompts_of(self, index: int, prompts: Sequence[Prompt]) -> list[Prompt]:
         """Those of which rows may have this teacher."""
-        return [prompt for prompt in prompts if index in self._routes[prompt.uid]]
+        return [prompt for prompt in prompts if index in self._routes[prompt.uid].values()]
 
     def helped_by(self, index: int, helper: RowTeacher) -> None:
         """Rows of this teacher need what `helper` adds."""
@@ -329,10 +332,7 @@ class Teaching:
 
     def taught(self, groups: Sequence[Group]) -> list[Group]:
         """The groups, each row with its teacher and what the ranks need of it."""
-        rows = [
-            [replace(row, taught_by=self._routes[group.uid][row.is_correct]) for row in group.learned]
-            for group in groups
-        ]
+        rows = [[replace(row, taught_by=self._teacher_of(group.uid, row)) for row in group.learned] for group in groups]
         routed = [_with_rows(group, of_group) for group, of_group in zip(groups, rows, strict=True)]
         for teacher, helper in self._helpers.items():
             places = [
@@ -343,6 +343,10 @@ class Teaching:
             for (g, index), row in zip(places, found, strict=True):
                 rows[g][index] = row
         return [_with_rows(group, of_group) for group, of_group in zip(groups, rows, strict=True)]
+
+    def _teacher_of(self, uid: str, row: Trajectory) -> int:
+        routes, start = self._routes[uid], None if row.start is None else row.start.name
+        return routes.get((row.is_correct, start), routes[row.is_correct, None])
 
     def metrics(self, groups: Sequence[Group]) -> dict[str, float]:
         """`batch/taught_share` of the rows and, of several teachers, the share of each; empty without rows."""
@@ -360,13 +364,13 @@ def _with_rows(group: Group, learned: Sequence[Trajectory]) -> Group:
     return replace(group, trajectories=tuple(learned[:count]), beside=tuple(learned[count:]))
 
 
-def _route(teachers: Mapping[str, RLTeacher], task: RolloutTask, is_correct: bool) -> int:
+def _route(teachers: Mapping[str, RLTeacher], task: RolloutTask, is_correct: bool, start: str | None) -> int:
     """Index of the teacher of such rows; `NO_TEACHER` for none."""
-    found = (index for index, teacher in enumerate(teachers.values()) if _takes(teacher, task, is_correct))
+    found = (index for index, teacher in enumerate(teachers.values()) if _takes(teacher, task, is_correct, start))
     return next(found, NO_TEACHER)
 
 
-def _takes(teacher: RLTeacher, task: RolloutTask, is_correct: bool) -> bool:
+def _takes(teacher: RLTeacher, task: RolloutTask, is_correct: bool, start: str | None) -> bool:
     rows = teacher.rows
     if rows is None:
         return True
@@ -375,5 +379,6 @@ def _takes(teacher: RLTeacher, task: RolloutTask, is_correct: bool) -> bool:
         (rows.data_source is None or problem.data_source in rows.data_source)
         and all(problem.extra_info.get(column) == value for column, value in rows.columns.items())
         and (rows.outcome is None or is_correct == (rows.outcome == "correct"))
+        and (rows.start is None or start in rows.start)
         and (least is None or (task.pass_rate is not None and task.pass_rate >= least))
     )

@@ -38,6 +38,7 @@ TWO_TEACHERS = "rl.teachers={a: {kind: model, path: some/model}, b: {kind: model
 ROWS, WEIGH = "rl.teachers.teacher.rows", "objective.terms.distillation.weigh"
 TGOPD = ("chain=rl", "method=tgopd", "rl.teachers.teacher.path=some/model")
 HDPO, ANSWER = ("chain=rl", "method=hdpo"), "objective.group.starts.answer.show"
+SELF_ROWS = "rl.teachers.self.rows"
 SDPO_GATE = "objective.terms.distillation.gate.taught"
 OVER_POLICY = (
     "{select: on_policy, loss: {kind: divergence, measure: jsd, top_k: 64, over: policy}, "
@@ -126,6 +127,7 @@ REFUSED = {
         ("shows: start has no effect .. objective.group.starts", *SDPO, "rl.teachers.self.shows=start"),
         ("shows: start needs .. starts.answer .. {response} out", *HDPO, f"{ANSWER}.about=each",
          f'{ANSWER}.template="{{prompt}} {{response}} {{feedback}}"'),
+        ("rows.start: objective.group.starts has no anwser .. 'answer'", *HDPO, f"{SELF_ROWS}={{start: [anwser]}}"),
         ("prompt has no effect with shows: start", *HDPO, 'rl.teachers.self.prompt="{problem} {trace}"'),
         ("compares rows with their teacher .. taught: true", *HDPO, "objective.terms.distillation.gate=null"),
         ("follows.refresh_every 3 .. 3 RL steps", *SDFT, "rl.steps=3", "rl.teachers.self.follows={refresh_every: 3}"),

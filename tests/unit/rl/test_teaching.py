@@ -164,6 +164,22 @@ def test_a_teacher_that_no_row_can_come_to_is_refused(teachers: dict[str, RLTeac
         Teaching(teachers, [_task("a"), _task("b", "repo", domain="code")])
 
 
+def test_lists_of_a_file_are_conditions() -> None:
+    rows = "{data_source: [math, aime], start: [answer], columns: {domain: code}}"
+    (teacher,) = rl_settings("chain=rl", "method=hdpo", f"rl.teachers.self.rows={rows}").rl.teachers.values()
+    expected = TaughtRows(data_source=("math", "aime"), start=("answer",), columns={"domain": "code"})
+    assert teacher.rows == expected
+
+
+def test_rows_with_a_start_may_have_a_teacher_of_their_own() -> None:
+    """The first of two takes rows with a hint; a start that no teacher names is as good as none."""
+    teachers = _teachers(a=TaughtRows(start=("hint", "prefix"), outcome="correct"), b=MATH)
+    starts = [None, Start("hint", 0.5), Start("prefix", 0.5), Start("other")]
+    rows = tuple(row_of(reward, start=start) for start in starts for reward in (1.0, 0.0))
+    (group,) = Teaching(teachers, [_task("a"), _task("b", "repo")]).taught([Group("a", rows)])
+    assert [row.taught_by for row in group.trajectories] == [1, 1, 0, 1, 0, 1, 1, 1]
+
+
 class _Marking:
     """Adds a score to the rows that it is given, and counts them."""
 
