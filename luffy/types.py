@@ -264,8 +264,16 @@ class Group:
     failed: tuple[Trajectory, ...] = ()
     """Rows whose environment or reward function failed, demonstrations included. They have no reward, so they are
     counted, but neither compared with the others nor trained on."""
+    beside: tuple[Trajectory, ...] = ()
+    """Rows of a start with `keep: beside`, without failed ones. They are in no baseline, accuracy or filter; correct
+    ones are learned from."""
     is_carried: bool = False
     """Whether an earlier step drew the prompt and began the rows (`rl.partial_rollout_tokens`)."""
+
+    @property
+    def learned(self) -> tuple[Trajectory, ...]:
+        """The rows that are trained on, those beside the group last."""
+        return (*self.trajectories, *(row for row in self.beside if row.is_correct))
 
     @property
     def rewards(self) -> Sequence[float]:
@@ -295,7 +303,7 @@ class Group:
 
     def of_start(self, name: str) -> Sequence[Trajectory]:
         """The rows with a start, those that are not trained on included."""
-        rows = (*self.trajectories, *self.replaced)
+        rows = (*self.trajectories, *self.replaced, *self.beside)
         return [row for row in rows if row.start is not None and row.start.name == name]
 
     @property

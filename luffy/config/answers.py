@@ -8,7 +8,7 @@ from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, Pos
 from luffy.config.evaluation import StopText
 from luffy.config.model import DType, EndpointModel
 from luffy.config.starts import slot_complaints
-from luffy.config.strict import PositiveShare, RunName, Share, StrictModel
+from luffy.config.strict import Name, PositiveShare, RunName, Share, StrictModel
 
 
 class KeepAnswers(StrictModel):
@@ -26,6 +26,9 @@ class DifficultyConfig(StrictModel):
     whose responses are all correct, or all wrong, gives its rollouts no advantage. Prompts that are never solved stay
     by default: in a mixed group the demonstration still teaches."""
 
+    teacher: Name | None = None
+    """The one of `rl.teachers`, of `kind: model`, whose pass rates are measured in place of the policy's, so that it
+    teaches what it can solve (`rows: {pass_rate_at_least: 0.66}`). None: the newest policy."""
     num_samples: PositiveInt = 8
     """Responses per prompt."""
     temperature: PositiveFloat | None = None
@@ -43,6 +46,8 @@ class DifficultyConfig(StrictModel):
 
     def _complaints(self) -> Iterator[str]:
         low, high, total = self.min_pass_rate, self.max_pass_rate, self.num_samples
+        if self.teacher is not None and high < 1:
+            yield f"max_pass_rate {high:g} leaves out the prompts that the teacher solves best; set it to 1.0"
         if not any(low <= correct / total <= high for correct in range(total + 1)):
             yield (
                 f"no prompt could be kept: no pass rate over {total} responses lies between min_pass_rate {low:g} and "

@@ -16,7 +16,7 @@ from luffy.config.model import ModelConfig
 from luffy.config.objective import ObjectiveConfig
 from luffy.config.rules import broken_rules
 from luffy.config.strict import FOR_REPORT, Name, RunName, StrictModel
-from luffy.config.training import BaseConfig, RLConfig, SFTConfig
+from luffy.config.training import BaseConfig, ModelTeacher, RLConfig, SFTConfig
 
 
 class ExperimentConfig(StrictModel):
@@ -105,6 +105,18 @@ class ExperimentConfig(StrictModel):
             "engine": own.engine or (self._engine if rl.engine == "cluster" else rl.engine),
         }
         return own.model_copy(update=defaults)
+
+    @property
+    def probed_teacher(self) -> ModelTeacher | None:
+        """The teacher whose pass rates the stage `difficulty` measures; None: it measures the policy's."""
+        name = None if self.difficulty is None else self.difficulty.teacher
+        teacher = None if self.rl is None or name is None else self.rl.teachers.get(name)
+        return teacher if isinstance(teacher, ModelTeacher) else None
+
+    @property
+    def policy_difficulty(self) -> DifficultyConfig | None:
+        """`measured_difficulty` where it measures the policy."""
+        return self.measured_difficulty if self.probed_teacher is None else None
 
     @property
     def sampled_traces(self) -> SampleConfig | None:

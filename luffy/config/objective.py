@@ -144,6 +144,9 @@ class ObjectiveConfig(StrictModel):
         yield from self._complaints_about_advantages()
         if self.group.size == 1 and self.group.filter is not None:
             yield "group.filter drops groups whose rewards are all equal, which a group of one row always is; remove it"
+        fallback = self.group.fallback
+        if fallback is not None and fallback.keep == "beside":
+            yield from self._complaints_about_beside(fallback)
         if self.replay is None:
             return
         if self.group.size - self.group.num_other_rows < 2:
@@ -172,6 +175,21 @@ class ObjectiveConfig(StrictModel):
                 yield f"group.starts.{name} with {what} has no effect: no term learns from off_policy tokens; add one"
             if start.is_in_prompt and start.learn == "bare":
                 yield from self._complaints_about_bare(start, selecting)
+
+    def _complaints_about_beside(self, start: StartConfig) -> Iterator[str]:
+        assert start.when is not None
+        if self.group.filter is not None and not start.when.accuracy_at_most:
+            yield "keep: beside has no effect with group.filter, which drops groups without a right row; remove one"
+        if self.needs_critic:
+            yield "keep: beside gives rows no advantage, and advantage.kind: gae one to each token; remove one"
+        alone = self.replay is None and not any(
+            other.has_off_policy_rows for other in self.group.starts.values() if other is not start
+        )
+        for term in (term for term in self.terms if alone and term.select == "off_policy" and term.is_policy_gradient):
+            yield (
+                f"term {term.name!r} has no effect: its only rows have keep: beside, and so no advantage; use a loss "
+                "without one, such as divergence or nll"
+            )
 
     def _complaints_about_bare(self, start: StartConfig, selecting: list[TermConfig]) -> Iterator[str]:
         """Complaints about terms on rows that are learned without what their prompt showed."""

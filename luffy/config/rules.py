@@ -14,7 +14,16 @@ from luffy.config.execution import VLLM_RANKS
 from luffy.config.group import DynamicSampling
 from luffy.config.objective import ObjectiveConfig
 from luffy.config.stage_kinds import kind_of
-from luffy.config.starts import BatchRatio, BatchRoot, DifficultyDose, FitDose, LadderDose, TracePrefix, WholeTrace
+from luffy.config.starts import (
+    BatchRatio,
+    BatchRoot,
+    Critique,
+    DifficultyDose,
+    FitDose,
+    LadderDose,
+    TracePrefix,
+    WholeTrace,
+)
 from luffy.config.training import CurriculumSampling, PoolSampling, RLConfig, SelfTeacher, ServedTeacher
 from luffy.config.yaml_source import nearest
 
@@ -40,7 +49,7 @@ def _of_view(config: "ExperimentConfig", kinds: frozenset[str]) -> Iterator[str]
     """What is wrong between the sections for stages of these kinds."""
     yield from _of_sections(config, kinds)
     objective, rl = (config.objective, config.rl) if "rl" in kinds else (None, None)
-    yield from _of_teachers(config, rl)
+    yield from _of_teachers(config, kinds, rl)
     if objective is not None and config.data.rl == "complement":
         if "difficulty" in config.kinds:
             yield "data.rl: complement has prompts that the stage difficulty does not measure; remove one of the two"
@@ -81,7 +90,7 @@ def _of_sections(config: "ExperimentConfig", kinds: frozenset[str]) -> Iterator[
                 yield f"{section}: missing; stage {stage} needs it{preset}"
 
 
-def _of_teachers(config: "ExperimentConfig", rl: RLConfig | None) -> Iterator[str]:
+def _of_teachers(config: "ExperimentConfig", kinds: frozenset[str], rl: RLConfig | None) -> Iterator[str]:
     """Teachers that are endpoints have URLs, and those of `sample` prompts that suit them."""
     execution = config.execution
     for name, teacher in config.sample.teachers.items() if config.sample is not None else ():
@@ -91,6 +100,13 @@ def _of_teachers(config: "ExperimentConfig", rl: RLConfig | None) -> Iterator[st
         is_served = name in execution.rl_teachers and execution.rl_teachers[name].urls
         if isinstance(scorer, ServedTeacher) and not is_served:
             yield f"execution.rl_teachers.{name}.urls: missing; say where {scorer.name} is served (rl.teachers.{name})"
+    if "difficulty" in kinds and config.difficulty is not None and (probed := config.difficulty.teacher) is not None:
+        known = {} if config.rl is None else config.rl.teachers
+        if probed not in known:
+            there = ", ".join(known) or "none"
+            yield f"difficulty.teacher: rl.teachers has no {probed}{nearest(probed, known)}; there are: {there}"
+        elif config.probed_teacher is None:
+            yield f"difficulty.teacher: {probed} is of kind: {known[probed].kind}; only a kind: model answers prompts"
     if config.teachers and config.sample is not None and config.sample.rewrite and config.environment is not None:
         yield "sample.rewrite: traces are rewritten in single turns; remove it or the section environment"
 
@@ -257,6 +273,15 @@ def _of_scorers(config: "ExperimentConfig", objective: ObjectiveConfig, rl: RLCo
                     f"{where}.kind: self needs traces, and data.rl: complement has prompts without any; use data.rl: "
                     "train"
                 )
+            if teacher.shows == "start":
+                yield from _about_start_teacher(where, objective)
+        starts = objective.group.starts
+        asked = () if teacher.rows is None else teacher.rows.start or ()
+        if unknown := next((start for start in asked if start not in starts), None):
+            yield (
+                f"{where}.rows.start: objective.group.starts has no {unknown}{nearest(unknown, starts)}; there are: "
+                f"{', '.join(starts) or 'none'}"
+            )
         measured = teacher.rows is not None and teacher.rows.pass_rate_at_least is not None
         if measured and "difficulty" not in config.kinds:
             yield f"{where}.rows.pass_rate_at_least: no stage measures pass rates; add the section difficulty"
@@ -274,6 +299,22 @@ def _of_scorers(config: "ExperimentConfig", objective: ObjectiveConfig, rl: RLCo
                 f"term {term.name!r} compares rows with their teacher, and rl.teachers leaves some without one; set "
                 "gate: {taught: true}"
             )
+
+
+def _about_start_teacher(where: str, objective: ObjectiveConfig) -> Iterator[str]:
+    """What is wrong with a teacher that is shown what rows were sampled with."""
+    starts = objective.group.starts
+    bare = {name: start.show for name, start in starts.items() if start.is_in_prompt and start.learn == "bare"}
+    if not bare:
+        yield (
+            f"{where}.shows: start has no effect: no row is learned without what its prompt showed; add such a start "
+            "to objective.group.starts, or show a trace or a peer"
+        )
+    for name in (name for name, show in bare.items() if isinstance(show, Critique) and "{response}" in show.template):
+        yield (
+            f"{where}.shows: start needs the prompts of objective.group.starts.{name} again, and the responses in them "
+            "are not kept; take {response} out of its template"
+        )
 
 
 def _of_rl(config: "ExperimentConfig", objective: ObjectiveConfig, rl: RLConfig) -> Iterator[str]:

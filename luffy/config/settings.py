@@ -18,7 +18,7 @@ from luffy.config.model import DType, LoRAConfig, ModelConfig
 from luffy.config.objective import ObjectiveConfig
 from luffy.config.stage_kinds import STAGE_KINDS, StageKind
 from luffy.config.strict import NOT_IDENTITY, StrictModel
-from luffy.config.training import BaseConfig, RLConfig, SFTConfig
+from luffy.config.training import BaseConfig, ModelTeacher, RLConfig, SFTConfig
 from luffy.errors import ConfigError
 
 StageSettings = StrictModel
@@ -53,10 +53,12 @@ class BaseSettings(StrictModel):
 
 
 class DifficultySettings(_Graded):
-    """`difficulty`: pass rates of one policy, and the training prompts they leave to RL."""
+    """`difficulty`: pass rates of one model, and the training prompts they leave to RL."""
 
     dtype: DType
     difficulty: DifficultyConfig
+    teacher: ModelTeacher | None = None
+    """Whose they are; None: the policy's."""
 
 
 class SampleSettings(_Graded):
@@ -171,7 +173,7 @@ def has_own_vllm(config: ExperimentConfig, stage: str) -> bool:
         return config.cluster == "local" and config.num_engines > 0
     if stage == "sft":
         return config.sft is not None and config.sft.engine == "vllm"
-    sections = {"difficulty": config.measured_difficulty, "sample": config.sampled_traces}
+    sections = {"difficulty": config.policy_difficulty, "sample": config.sampled_traces}
     section = sections.get(stage, config.evaluation if stage in ("evaluate", "sweep") else None)
     return section is not None and section.engine == "vllm" and engine_gpus(config) == 1
 
@@ -200,6 +202,13 @@ def _prepare_data(config: ExperimentConfig) -> Mapping[str, object]:
     model = config.model
     named = {"chat_template": model.chat_template, "template_date": model.template_date}
     return {"data": data, "model_path": model.source, **named}
+
+
+def _difficulty(config: ExperimentConfig) -> Mapping[str, object]:
+    difficulty, teacher = config.measured_difficulty, config.probed_teacher
+    assert difficulty is not None
+    probed = None if teacher is None else teacher.model_copy(update={"rows": None})
+    return {"difficulty": difficulty.model_copy(update={"teacher": None}), "teacher": probed}
 
 
 def _sample(config: ExperimentConfig) -> Mapping[str, object]:
@@ -273,7 +282,7 @@ SETTINGS: dict[str, type[StageSettings]] = {
 _OWN: dict[str, Callable[[ExperimentConfig], Mapping[str, object]]] = {
     "prepare_data": _prepare_data,
     "base": lambda config: {"model": config.model.model_copy(update={"lora": None})},
-    "difficulty": lambda config: {"difficulty": config.measured_difficulty},
+    "difficulty": _difficulty,
     "sample": _sample,
     "sft": lambda config: _trained("sft", config.sft, config, None),
     "rl": _rl,

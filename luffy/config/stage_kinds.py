@@ -96,8 +96,9 @@ class StageKind:
 
     def inputs_in(self, config: "ExperimentConfig") -> Mapping[str, Role]:
         """Its inputs in an experiment as it sees it; a validation reads `data` itself: `difficulty` and `sample` pass
-        on training prompts alone. Where teachers answer, `sample` reads no policy."""
-        is_taught = self.name == "sample" and bool(config.teachers)
+        on training prompts alone. Where teachers answer, they read no policy."""
+        is_probe = self.name == "difficulty" and config.probed_teacher is not None
+        is_taught = is_probe or (self.name == "sample" and bool(config.teachers))
         found = {name: role for name, role in self.inputs.items() if role != "policy" or not is_taught}
         return {**found, "held_out": "data"} if _validates(getattr(config, self.name, None)) else found
 

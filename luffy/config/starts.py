@@ -61,8 +61,8 @@ class TraceHint(StrictModel):
 
 
 class Critique(StrictModel):
-    """Responses of the first round and what the grader found, in the prompt of a second one: Critique-GRPO (arXiv
-    2506.03106), LTE (2510.26109)."""
+    """Responses of the first round and what the grader found, or just the reference answer, in the prompt of a second
+    one: Critique-GRPO (arXiv 2506.03106), LTE (2510.26109), HDPO (2603.23871)."""
 
     kind: Literal["critique"]
     about: Literal["each", "all"]
@@ -78,7 +78,13 @@ class Critique(StrictModel):
     `{response}` the response."""
     max_prompt_tokens: PositiveInt | None = None
     """Longest prompt of the second round; a row whose prompt would be longer is not sampled. None: as long as a prompt
-    with a response of `rl.max_response_tokens`, for which the model has to have room."""
+    with, where it quotes from responses, one of `rl.max_response_tokens`; for that the model has to have room."""
+
+    @property
+    def quotes_responses(self) -> bool:
+        """Whether a prompt holds texts of the policy, which may be long."""
+        feedback = (self.wrong, self.truncated or "", self.right or "")
+        return "{response}" in self.template or any("{answers}" in text for text in feedback)
 
     def _complaints(self) -> Iterator[str]:
         yield from slot_complaints(self.template, "prompt", "feedback")
@@ -361,11 +367,13 @@ class When(StrictModel):
                 yield f"{name} has no effect without {condition}; remove it"
 
 
-Keep = Literal["all", "first_correct", "all_correct", "best", "nearest"]
+Keep = Literal["all", "first_correct", "all_correct", "best", "nearest", "beside"]
 """Which rows of a second round stay in the group. `all`: every one, in place of as many wrong rollouts;
 `first_correct`, `all_correct`: the first correct one, or all of them, in place of wrong rollouts; `best`: the first
 correct one, else the first, in place of the first rollout, right or wrong; `nearest`: in place of the whole group, the
-rows of the try whose share of correct ones is nearest to what `dose.kind: search` looks for, if one is correct."""
+rows of the try whose share of correct ones is nearest to what `dose.kind: search` looks for, if one is correct;
+`beside`: none, but terms on off-policy tokens learn from the correct ones, which have no advantage (HDPO, arXiv
+2603.23871)."""
 
 
 class StartConfig(StrictModel):
@@ -503,6 +511,11 @@ class StartConfig(StrictModel):
             yield "dose.kind: fit has rounds of its own; remove when.accuracy_at_most"
         if not self.is_fallback and isinstance(self.show, Critique):
             yield "show.kind: critique is of rollouts that are sampled first; set when: {accuracy_at_most: 1}"
+        if self.keep == "beside" and (not self.is_in_prompt or self.learn == "shown"):
+            yield (
+                "keep: beside is for rows that are learned without what their prompt showed; set show.kind to hint or "
+                "critique, and learn: bare"
+            )
         if not self.is_fallback and self.keep != "all":
             yield f"keep: {self.keep} chooses among rows of a second round; set when.accuracy_at_most, or remove it"
         if isinstance(self.show, WholeTrace):

@@ -184,12 +184,14 @@ class MovingReferenceConfig(StrictModel):
 class TaughtRows(StrictModel):
     """Which rows a teacher takes; all given conditions must hold."""
 
-    data_source: tuple[str, ...] | None = Field(default=None, min_length=1)
+    data_source: Annotated[tuple[str, ...], Field(min_length=1, strict=False)] | None = None
     """Names of data sources, one of which the row's prompt is from."""
     columns: dict[str, str | int | bool] = Field(default_factory=dict)
     """Columns of the prompt's `extra_info`, each with the value that it has to have."""
     outcome: Literal["correct", "wrong"] | None = None
     """Outcome of the row itself; every row that did not earn the reward is `wrong`."""
+    start: Annotated[tuple[Name, ...], Field(min_length=1, strict=False)] | None = None
+    """Names in `objective.group.starts`, one of which the row has."""
     pass_rate_at_least: PositiveShare | None = None
     """Pass rate of the prompt, as the stage `difficulty` measured it."""
 
@@ -198,6 +200,7 @@ class TaughtRows(StrictModel):
             "" if self.data_source is None else f"from {' or '.join(self.data_source)}",
             *(f"with {name} {value}" for name, value in self.columns.items()),
             "" if self.outcome is None else f"that are {self.outcome}",
+            "" if self.start is None else f"with the start {' or '.join(self.start)}",
             "" if self.pass_rate_at_least is None else f"of prompts with a pass rate >= {self.pass_rate_at_least:g}",
         ]
         return f"rows {', '.join(filter(None, conditions))}"
@@ -229,9 +232,11 @@ class SelfTeacher(_Teacher):
     """The policy with a solution in its prompt (self-distillation)."""
 
     kind: Literal["self"]
-    shows: Literal["trace", "peer"] = "trace"
+    shows: Literal["trace", "peer", "start"] = "trace"
     """`trace`: the prompt's first trace; every training prompt needs one. `peer`: the first other response of the row's
-    group that was right (SDPO, arXiv 2601.20802). A row without one, or for which it is too long, has no teacher."""
+    group that was right (SDPO, arXiv 2601.20802). A row without one, or for which it is too long, has no teacher.
+    `start`: what the prompt showed while the row was sampled (HDPO, arXiv 2603.23871); only rows with a start that are
+    learned without it have this teacher."""
     weights: Literal["start", "current"] = "start"
     """`start`: those that the stage starts from. `current`: those before each RL step's updates."""
     follows: MovingReferenceConfig | None = None
@@ -248,12 +253,18 @@ class SelfTeacher(_Teacher):
         if (moving := self.follows) is not None:
             after = "each RL step" if moving.refresh_every == 1 else f"every {moving.refresh_every} RL steps"
             weights = f"set to {moving.mixup:g} x policy + {1 - moving.mixup:g} x itself after {after}"
-        shown = {"trace": "a trace", "peer": "another right row of the group"}[self.shows]
+        shown = {
+            "trace": "a trace",
+            "peer": "another right row of the group",
+            "start": "what the row was sampled with",
+        }[self.shows]
         return f"the policy, {weights}, shown {shown}"
 
     def _complaints(self) -> Iterator[str]:
         if self.follows is not None and self.weights == "current":
             yield "follows has no effect with weights: current; remove one of them"
+        if self.shows == "start" and self.changed("prompt"):
+            yield "prompt has no effect with shows: start, whose prompts are those of the rows; remove it"
         missing = [name for name in ("{problem}", "{trace}") if name not in self.prompt]
         if missing:
             yield f"prompt: {missing[0]} is missing; the teacher needs the problem and its trace"
@@ -374,7 +385,7 @@ class RLConfig(StrictModel):
     def teaches_every_row(self) -> bool:
         """Whether no row is without a teacher: the last takes the rest, and always has something to show."""
         last = next(reversed(self.teachers.values()), None)
-        return last is not None and last.rows is None and not (isinstance(last, SelfTeacher) and last.shows == "peer")
+        return last is not None and last.rows is None and getattr(last, "shows", "trace") == "trace"
 
     def _complaints(self) -> Iterator[str]:
         for name, teacher in [*self.teachers.items()][:-1]:

@@ -17,6 +17,7 @@ _KEPT = {
     "all_correct": "all correct ones replace wrong rollouts",
     "best": "the first correct one, else the first, replaces a rollout",
     "nearest": "those of the best try replace the group, where one of them is correct",
+    "beside": "correct ones are learned beside the group, without an advantage",
 }
 _SYMBOLS = (
     "A advantage; p = pi_theta(token), with gradient, at the temperature of the rollouts where nothing else is said; "
@@ -119,6 +120,8 @@ def _start(start: StartConfig) -> list[str]:
         shown += f", cut into {show.pieces} pieces"
     if isinstance(show, Critique):
         shown += {"each": " (one response a row)", "all": " (the wrong ones together)"}[show.about]
+        if not show.quotes_responses:
+            shown = f"in the prompt, feedback that quotes no response: {show.wrong!r}"
     texts = [f"{rows}: {shown}"]
     if when is not None and when.share is not None:
         texts[0] = f"in {when.share:.0%} of the groups, {texts[0]}"

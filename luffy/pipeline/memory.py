@@ -363,7 +363,10 @@ class _Rank:
         passes = [(model, size, longest) for model, size in teacher_models(self._config)]
         # No token is shorter than a byte: a bound for the words around the problem and the trace.
         passes += [
-            (self._shape, self._bytes, longest + data.max_trace_tokens + len(teacher.prompt.encode()))
+            (self._shape, self._bytes, longest + (
+                _hint_tokens(self._config) if teacher.shows == "start"
+                else data.max_trace_tokens + len(teacher.prompt.encode())
+            ))
             for teacher in rl.teachers.values() if isinstance(teacher, SelfTeacher)
         ]  # fmt: skip
         return max((self._scoring(*each) for each in passes), key=_total_gib, default=())
@@ -406,7 +409,8 @@ def _hint_tokens(config: ExperimentConfig, *, learned: bool = False) -> int:
             continue
         if isinstance(start.show, Critique):
             assert config.rl is not None
-            most = start.show.max_prompt_tokens or config.data.max_prompt_tokens + config.rl.max_response_tokens
+            quoted = config.rl.max_response_tokens if start.show.quotes_responses else 0
+            most = start.show.max_prompt_tokens or config.data.max_prompt_tokens + quoted
             longest = max(longest, most - config.data.max_prompt_tokens)
         elif isinstance(start.show, TraceHint):
             longest = max(longest, math.ceil(start.largest_dose * config.data.max_trace_tokens))
@@ -484,10 +488,10 @@ def _scoring(config: ExperimentConfig, stage: str) -> tuple[Component, ...]:
 def answering(
     config: ExperimentConfig, stages: Collection[str]
 ) -> dict[str, EvaluationConfig | DifficultyConfig | SampleConfig]:
-    """The sections, by name, by which a finished model answers prompts in any of `stages`."""
+    """The sections, by name, by which the finished policy answers prompts in any of `stages`."""
     sections = (
         ("evaluation", config.evaluation, {"evaluate", "sweep"}),
-        ("difficulty", config.measured_difficulty, {"difficulty"}),
+        ("difficulty", config.policy_difficulty, {"difficulty"}),
         ("sample", config.sampled_traces, {"sample"}),
     )
     return {name: section for name, section, users in sections if section is not None and users & {*stages}}

@@ -266,7 +266,7 @@ def _too_long(config: ExperimentConfig, wanted: Sequence[str]) -> Iterator[str]:
         rows["rl"] = tokens | {"rl.max_response_tokens": rl.max_response_tokens}
         if rl.validation is not None:
             rows["rl.validation"] = {"rl.validation.max_response_tokens": rl.validation.max_response_tokens}
-    for name, answers in (("difficulty", config.measured_difficulty), ("sample", config.sampled_traces)):
+    for name, answers in (("difficulty", config.policy_difficulty), ("sample", config.sampled_traces)):
         if answers is not None and name in wanted:
             rows[name] = tokens | {f"{name}.max_response_tokens": answers.max_response_tokens}
     if "sft" in wanted and config.sft is not None and config.sft.validation is not None:

@@ -433,8 +433,9 @@ def study_page(findings: Findings, results: SweepResults) -> Page:
         Section(
             title="What to take when",
             notes=(
-                f"{differ} with {confidence} intervals over {repeated} and problems. A planned test ({_PLANNED}) counts "
-                "after Holm's correction over all planned tests; everything else is exploratory and uncorrected.",
+                f"{differ} with {confidence} intervals over {repeated} and problems. A planned test ({_PLANNED}) "
+                "counts after Holm's correction over all planned tests; everything else is exploratory and "
+                "uncorrected.",
             ),
             tables=(decision_table(findings),),
         ),

@@ -10,6 +10,7 @@ from luffy.config.starts import (
     Critique,
     DifficultyDose,
     FitDose,
+    Keep,
     LadderDose,
     SearchDose,
     StartConfig,
@@ -147,7 +148,7 @@ class GroupStart:
         given = replace(bare, start=Start(self.name, share))
         if isinstance(self.config.show, TraceHint):
             text = hint_text(trace.reply, share, least=0 if self.config.may_show_nothing else 1)
-            return under(given, self._hinted(visit.task, text)) if text else given
+            return under(given, self._prompt(visit.task, text)) if text else given
         units = min(math.floor(round(share * length, 6)), length - 1)  # 0.29 x 100 is 29, not 28.999999999999996
         wanted = units if slot.ends is None else slot.ends[units - 1] if units else 0
         seed = self.seed_of(visit, place, units) if isinstance(dose, SearchDose) else bare.seed
@@ -159,10 +160,10 @@ class GroupStart:
         assert isinstance(show, Critique)
         shown = [row for row in rollouts if not row.is_correct or show.right is not None]
         if show.about == "all":
-            prompts = [self._critique(task, self._feedback(task, shown))] if shown else []
+            prompts = [self._prompt(task, self._feedback(task, shown))] if shown else []
         else:
             texts = ((self._feedback(task, [row]), self.texts.reply(row.response_ids)) for row in shown)
-            prompts = [self._critique(task, *each) for each in texts]
+            prompts = [self._prompt(task, *each) for each in texts]
         rows = self.config.num_rows(self.size)
         in_turn = [prompts[place % len(prompts)] for place in range(rows)] if prompts else []
         return [prompt for prompt in in_turn if len(prompt.prompt_ids) <= self.longest]
@@ -175,7 +176,7 @@ class GroupStart:
             return 0
         share = self.config.largest_dose
         texts = ((task, hint_text(trace.reply, share)) for task in tasks for trace in task.demonstrations)
-        return max((len(self._hinted(task, text).prompt_ids) for task, text in texts if text), default=0)
+        return max((len(self.prompt_ids(task.messages, text)) for task, text in texts if text), default=0)
 
     def with_room(self, tasks: Sequence[RolloutTask], max_response_tokens: int, context: int | None) -> "GroupStart":
         """The start with the length that its critiques may have. Raises DataError where the longest may have, with its
@@ -185,8 +186,8 @@ class GroupStart:
             return self
         longest = show.max_prompt_tokens
         if longest is None:
-            prompts = (self._critique(task, self._feedback(task, ())).prompt_ids for task in tasks)
-            longest = max(map(len, prompts)) + max_response_tokens
+            prompts = (self.prompt_ids(task.messages, self._feedback(task, ())) for task in tasks)
+            longest = max(map(len, prompts)) + (max_response_tokens if show.quotes_responses else 0)
         if context is not None and longest + max_response_tokens > context:
             room, setting = context - max_response_tokens, f"objective.group.starts.{self.name}.show"
             raise DataError(
@@ -248,19 +249,17 @@ class GroupStart:
             wanted -= 1
         return wanted
 
-    def _hinted(self, task: RolloutTask, hint: str) -> ShownPrompt:
-        assert isinstance(self.config.show, TraceHint)
-        return self._prompt(task, self.config.show.template, {"hint": hint})
+    def prompt_ids(self, messages: Sequence[Message], shown: str, response: str = "") -> tuple[int, ...]:
+        """The prompt that shows a hint, or feedback on a response."""
+        *before, question = messages
+        show = self.config.show
+        assert isinstance(show, TraceHint | Critique)
+        texts = {"hint": shown} if isinstance(show, TraceHint) else {"feedback": shown, "response": response}
+        text = fill_slots(show.template, {"prompt": question.content, **texts})
+        return self.texts.encode([*before, replace(question, content=text)])
 
-    def _critique(self, task: RolloutTask, feedback: str, response: str = "") -> ShownPrompt:
-        assert isinstance(self.config.show, Critique)
-        return self._prompt(task, self.config.show.template, {"response": response, "feedback": feedback})
-
-    def _prompt(self, task: RolloutTask, template: str, texts: Mapping[str, str]) -> ShownPrompt:
-        *before, question = task.messages
-        text = fill_slots(template, {"prompt": question.content, **texts})
-        ids = self.texts.encode([*before, replace(question, content=text)])
-        return ShownPrompt(ids, texts.get("hint", texts.get("feedback", "")), self.config.learn == "shown")
+    def _prompt(self, task: RolloutTask, shown: str, response: str = "") -> ShownPrompt:
+        return ShownPrompt(self.prompt_ids(task.messages, shown, response), shown, self.config.learn == "shown")
 
     def _feedback(self, task: RolloutTask, rows: Sequence[Trajectory]) -> str:
         """What is said of these rows; empty `rows`: everything that may be said, without answers."""
@@ -342,8 +341,10 @@ def _with_traces(group: Group, found: Sequence[Trajectory], rows: int, chosen_la
     return replace(group, trajectories=(*staying, *traces[:count]), replaced=(*group.replaced, *leaving, *surplus))
 
 
-def _with_second_round(group: Group, found: Sequence[Trajectory], keep: str) -> Group:
-    """Rows of a second round in place of the first rollouts."""
+def _with_second_round(group: Group, found: Sequence[Trajectory], keep: Keep) -> Group:
+    """Rows of a second round in place of the first rollouts, or beside the group."""
+    if keep == "beside":
+        return replace(group, beside=tuple(found))
     wrong = [row for row in group.rollouts if not row.is_correct]
     right = [row for row in found if row.is_correct]
     if keep == "best":

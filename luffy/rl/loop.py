@@ -107,7 +107,7 @@ class StepRunner:
         # Throughput of the step, and of its training part, which counts the groups trained on once for each pass.
         seconds, idle_s = time.perf_counter() - began, metrics["perf/trainer_idle_s"]
         num_tokens, num_kept = (
-            sum(row.num_tokens for group in part for row in group.trajectories) for part in (groups, kept)
+            sum(row.num_tokens for group in part for row in group.learned) for part in (groups, kept)
         )
         metrics |= {
             "perf/step_s": seconds,

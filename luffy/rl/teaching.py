@@ -5,7 +5,8 @@ the rows, so API keys stay in that process and the ranks find the scores in the 
 repeated after a kill is scored again. Any `vllm serve` will do: it returns the log-probabilities of the prompt
 (`prompt_logprobs`), which vLLM computes from the unscaled logits (temperature 1). Nothing is sampled.
 
-`kind: self`: the prompts that a policy is shown as its own teacher, the problem with a solution.
+`kind: self`: the prompts that a policy is shown as its own teacher, the problem with a solution, or with what the row
+was shown while it was sampled.
 """
 
 import asyncio
@@ -22,6 +23,7 @@ from luffy.config.training import RLTeacher, SelfTeacher, ServedTeacher
 from luffy.data.templates import decode, render_prompts
 from luffy.errors import ClusterError, ConfigError, DataError
 from luffy.http_client import Answer, HTTPClient, LoopThread, NoAnswer
+from luffy.rl.group_starts import GroupStart
 from luffy.rl.rows import RolloutTask
 from luffy.types import NO_TEACHER, Group, Message, Prompt, Source, Trajectory
 
@@ -43,7 +45,7 @@ class ScoreRequest:
 
 
 Place = tuple[Group, int]
-"""A group, and the index of one of its rows."""
+"""A group, and the index of one of its rows (`Group.learned`)."""
 _ScoringServer = tuple[HTTPClient, asyncio.Semaphore]
 """The semaphore limits the concurrent requests."""
 
@@ -88,7 +90,7 @@ class ServedScorer:
 
     def taught(self, places: Sequence[Place]) -> list[Trajectory]:
         """The rows, each with the log-probabilities of its learnable tokens."""
-        rows = [group.trajectories[index] for group, index in places]
+        rows = [group.learned[index] for group, index in places]
         requests = [ScoreRequest(row.prompt_ids + row.response_ids, first=len(row.prompt_ids)) for row in rows]
         scored = []
         for row, logprobs in zip(rows, self.score(requests), strict=True):
@@ -205,11 +207,12 @@ def connect_teacher(
 
 
 class TeacherPrompts:
-    """What the policy is shown as its own teacher of a row: its problem with the first trace, or with a right response.
+    """What the policy is shown as its own teacher of a row: its problem with the first trace or with a right response,
+    or what a start showed.
 
-    `prompts` are those of its rows, and `reply` is the text of a response. Raises DataError, which names the teacher,
-    where traces are shown and a prompt has none. A right response with which a row would have more than `limit` tokens
-    is not shown (None: the model has no limit).
+    `prompts` are those of its rows, `reply` is the text of a response, and `starts` are those of the groups. Raises
+    DataError, which names the teacher, where traces are shown and a prompt has none. A right response with which a row
+    would have more than `limit` tokens is not shown (None: the model has no limit).
     """
 
     def __init__(
@@ -220,9 +223,10 @@ class TeacherPrompts:
         reply: Callable[[Sequence[int]], str],
         limit: int | None,
         name: str,
+        starts: Sequence[GroupStart] = (),
     ) -> None:
         self._tokenizer, self._config, self._reply, self._limit = tokenizer, config, reply, limit
-        self._name = name
+        self._name, self._starts = name, {start.name: start for start in starts}
         self._prompts = {prompt.uid: prompt for prompt in prompts}
         self._traced = self._with_traces(prompts) if config.shows == "trace" else {}
 
@@ -246,7 +250,7 @@ class TeacherPrompts:
 
     @property
     def longest(self) -> int:
-        """Tokens of the longest prompt with a trace; 0 where right responses are shown."""
+        """Tokens of the longest prompt with a trace; 0 where others are shown."""
         return max(map(len, self._traced.values()), default=0)
 
     def taught(self, places: Sequence[Place]) -> list[Trajectory]:
@@ -254,9 +258,11 @@ class TeacherPrompts:
         teacher."""
         found, of_group = [], dict[int, Mapping[int, tuple[int, ...]]]()
         for group, index in places:
-            row = group.trajectories[index]
+            row = group.learned[index]
             if self._config.shows == "trace":
                 shown = tuple(self._traced[group.uid])
+            elif self._config.shows == "start":
+                shown = self._as_sampled(row, self._prompts[group.uid])
             else:
                 if id(group) not in of_group:
                     of_group[id(group)] = self._peers(group)
@@ -265,6 +271,13 @@ class TeacherPrompts:
                     shown = ()
             found.append(replace(row, teacher_prompt_ids=shown, taught_by=row.taught_by if shown else NO_TEACHER))
         return found
+
+    def _as_sampled(self, row: Trajectory, prompt: Prompt) -> tuple[int, ...]:
+        """The prompt that the row was sampled with; empty where it is learned under that one."""
+        if row.start is None or row.start.shown is None:
+            return ()
+        shown = self._starts[row.start.name].prompt_ids(prompt.messages, row.start.shown)
+        return () if shown == row.prompt_ids else shown
 
     def _peers(self, group: Group) -> Mapping[int, tuple[int, ...]]:
         """The prompts that show a right row, by its index: the first shows the others a solution, and the second shows
@@ -287,13 +300,16 @@ class Teaching:
 
     def __init__(self, teachers: Mapping[str, RLTeacher], tasks: Sequence[RolloutTask]) -> None:
         self._names = tuple(teachers)
-        self._routes = {task.uid: (_route(teachers, task, False), _route(teachers, task, True)) for task in tasks}
-        """Index of the teacher of a prompt's wrong rows, and of its right ones."""
+        named = {start for each in teachers.values() if each.rows is not None for start in each.rows.start or ()}
+        kinds = [(right, start) for right in (False, True) for start in (None, *sorted(named))]
+        self._routes = {task.uid: {kind: _route(teachers, task, *kind) for kind in kinds} for task in tasks}
+        """Of a prompt's rows, by whether they are right and, where a teacher asks for it, their start: the index of
+        their teacher."""
         self._helpers: dict[int, RowTeacher] = {}
         for index, (name, teacher) in enumerate(teachers.items()):
-            if any(index in route for route in self._routes.values()):
+            if any(index in routes.values() for routes in self._routes.values()):
                 continue
-            if not any(_takes(teacher, task, right) for task in tasks for right in (False, True)):
+            if not any(_takes(teacher, task, *kind) for task in tasks for kind in kinds):
                 sources = ", ".join(sorted({task.problem.data_source for task in tasks}))
                 columns = ", ".join(sorted({column for task in tasks for column in task.problem.extra_info}))
                 raise DataError(
@@ -308,7 +324,7 @@ class Teaching:
 
     def prompts_of(self, index: int, prompts: Sequence[Prompt]) -> list[Prompt]:
         """Those of which rows may have this teacher."""
-        return [prompt for prompt in prompts if index in self._routes[prompt.uid]]
+        return [prompt for prompt in prompts if index in self._routes[prompt.uid].values()]
 
     def helped_by(self, index: int, helper: RowTeacher) -> None:
         """Rows of this teacher need what `helper` adds."""
@@ -316,11 +332,8 @@ class Teaching:
 
     def taught(self, groups: Sequence[Group]) -> list[Group]:
         """The groups, each row with its teacher and what the ranks need of it."""
-        rows = [
-            [replace(row, taught_by=self._routes[group.uid][row.is_correct]) for row in group.trajectories]
-            for group in groups
-        ]
-        routed = [replace(group, trajectories=tuple(of_group)) for group, of_group in zip(groups, rows, strict=True)]
+        rows = [[replace(row, taught_by=self._teacher_of(group.uid, row)) for row in group.learned] for group in groups]
+        routed = [_with_rows(group, of_group) for group, of_group in zip(groups, rows, strict=True)]
         for teacher, helper in self._helpers.items():
             places = [
                 (g, index) for g, of_group in enumerate(rows) for index, row in enumerate(of_group)
@@ -329,11 +342,15 @@ class Teaching:
             found = helper.taught([(routed[g], index) for g, index in places])
             for (g, index), row in zip(places, found, strict=True):
                 rows[g][index] = row
-        return [replace(group, trajectories=tuple(of_group)) for group, of_group in zip(groups, rows, strict=True)]
+        return [_with_rows(group, of_group) for group, of_group in zip(groups, rows, strict=True)]
+
+    def _teacher_of(self, uid: str, row: Trajectory) -> int:
+        routes, start = self._routes[uid], None if row.start is None else row.start.name
+        return routes.get((row.is_correct, start), routes[row.is_correct, None])
 
     def metrics(self, groups: Sequence[Group]) -> dict[str, float]:
         """`batch/taught_share` of the rows and, of several teachers, the share of each; empty without rows."""
-        teachers = [row.taught_by for group in groups for row in group.trajectories]
+        teachers = [row.taught_by for group in groups for row in group.learned]
         if not teachers:
             return {}
         found = {"batch/taught_share": sum(index != NO_TEACHER for index in teachers) / len(teachers)}
@@ -342,13 +359,18 @@ class Teaching:
         return found
 
 
-def _route(teachers: Mapping[str, RLTeacher], task: RolloutTask, is_correct: bool) -> int:
+def _with_rows(group: Group, learned: Sequence[Trajectory]) -> Group:
+    count = len(group.trajectories)
+    return replace(group, trajectories=tuple(learned[:count]), beside=tuple(learned[count:]))
+
+
+def _route(teachers: Mapping[str, RLTeacher], task: RolloutTask, is_correct: bool, start: str | None) -> int:
     """Index of the teacher of such rows; `NO_TEACHER` for none."""
-    found = (index for index, teacher in enumerate(teachers.values()) if _takes(teacher, task, is_correct))
+    found = (index for index, teacher in enumerate(teachers.values()) if _takes(teacher, task, is_correct, start))
     return next(found, NO_TEACHER)
 
 
-def _takes(teacher: RLTeacher, task: RolloutTask, is_correct: bool) -> bool:
+def _takes(teacher: RLTeacher, task: RolloutTask, is_correct: bool, start: str | None) -> bool:
     rows = teacher.rows
     if rows is None:
         return True
@@ -357,5 +379,6 @@ def _takes(teacher: RLTeacher, task: RolloutTask, is_correct: bool) -> bool:
         (rows.data_source is None or problem.data_source in rows.data_source)
         and all(problem.extra_info.get(column) == value for column, value in rows.columns.items())
         and (rows.outcome is None or is_correct == (rows.outcome == "correct"))
+        and (rows.start is None or start in rows.start)
         and (least is None or (task.pass_rate is not None and task.pass_rate >= least))
     )

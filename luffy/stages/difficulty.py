@@ -1,4 +1,4 @@
-"""Selects the training prompts for RL by the pass rate of a policy: neither too hard nor too easy.
+"""Selects the training prompts for RL by the pass rate of a policy, or of a teacher: neither too hard nor too easy.
 
 Run: python -m luffy.stages.difficulty --config DIR/config.yaml --out DIR
 
@@ -37,9 +37,10 @@ def run(settings: DifficultySettings, context: StageContext) -> StageResult:
             f"difficulty.max_pass_rate {config.max_pass_rate:g} (they range from {min(values):g} to {max(values):g}); "
             "widen the range"
         )
-    manifest = read_manifest(context.inputs["model"])
+    manifest = None if settings.teacher is not None else read_manifest(context.inputs["model"])
+    measured = "policy" if settings.teacher is None else settings.teacher.path
     card = difficulty_card(
-        manifest.node if manifest else "policy",
+        manifest.node if manifest else measured,
         config,
         rates,
         fits,

@@ -1,4 +1,4 @@
-"""A policy's answers to the training prompts, for the stages `difficulty` and `sample`.
+"""A model's answers to the training prompts, the policy's or a teacher's, for the stages `difficulty` and `sample`.
 
 with answer_prompts(settings, context) as answered:
     answered.rates, answered.answers(prompt)
@@ -18,6 +18,7 @@ from luffy.data.answer_cards import PassRate
 from luffy.data.parquet import iterate_prompts
 from luffy.data.splits import TRAIN
 from luffy.data.templates import load_tokenizer, prompt_lengths
+from luffy.data.tokenizer import adapt_tokenizer
 from luffy.errors import DataError
 from luffy.pipeline.identity import Identity, IdentityRecord, read_identity
 from luffy.rollout.vllm_limits import context_length, read_shape
@@ -25,6 +26,7 @@ from luffy.stages.answers.asker import ResponseProgress, open_asker
 from luffy.stages.answers.clients import Questions, SampleRequest, Suite, as_trace, render_as_ids, sample_key
 from luffy.stages.answers.store import ANSWERS_FILE, AnswerStore, ModelAnswer, siblings
 from luffy.stages.program import StageContext
+from luffy.training.model_folder import model_folder
 from luffy.types import TOKEN_LIMITS, FinishReason, Outcome, Prompt
 
 _FREE = {
@@ -32,6 +34,7 @@ _FREE = {
     "sample": (("keep",), "another sample.keep"),
 }
 """By section of the experiment: its fields that no response depends on, and the same in words."""
+_TEACHER = "difficulty.teacher"
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +69,13 @@ def answer_prompts(settings: DifficultySettings | SampleSettings, context: Stage
     # Their traces would take most of the memory.
     whole = iterate_prompts(context.inputs["data"] / TRAIN)
     prompts = [dataclasses.replace(prompt, traces=()) for prompt in whole]
-    model = context.inputs["model"] / "model"
-    tokenizer = load_tokenizer(model)
+    teacher = settings.teacher if isinstance(settings, DifficultySettings) else None
+    if teacher is None:
+        model = context.inputs["model"] / "model"
+        tokenizer = load_tokenizer(model)
+    else:
+        model = model_folder(teacher.path, _TEACHER)
+        tokenizer = adapt_tokenizer(str(model), None, _TEACHER)
     lengths = prompt_lengths(tokenizer, [prompt.messages for prompt in prompts])
     # Batches of equal lengths save padding.
     order = [prompts[place] for place in sorted(range(len(prompts)), key=lambda place: lengths[place])]
@@ -90,7 +98,19 @@ def answer_prompts(settings: DifficultySettings | SampleSettings, context: Stage
             protocol = EvaluationConfig(decodings={how: decoding}, max_response_tokens=most, stop=config.stop or ())
             progress, render = ResponseProgress(context, total, done), render_as_ids(tokenizer)
             policy, keep = (tokenizer, kept_answer) if section == "sample" else (None, without_text)
-            opened = open_asker(settings, config.engine, context, longest, total - done, policy, keep, progress)
+            opened = open_asker(
+                settings,
+                config.engine,
+                context,
+                longest,
+                total - done,
+                policy,
+                keep,
+                progress,
+                folder=model,
+                dtype=None if teacher is None else teacher.dtype,
+                tokenizer=tokenizer,
+            )
             with opened as (asker, generator):
                 progress.begin()
                 at_once = max(generator.batch_size // config.num_samples, 1)

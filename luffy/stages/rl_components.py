@@ -34,7 +34,7 @@ from luffy.grading.judge import Judges
 from luffy.grading.pool import JUDGE_CACHE, GraderPool
 from luffy.grading.request import problem_of
 from luffy.model_shape import num_embeddings
-from luffy.rl.group_starts import Texts, open_starts
+from luffy.rl.group_starts import GroupStart, Texts, open_starts
 from luffy.rl.groups import GroupCollector, sample_rollouts
 from luffy.rl.loop import StepRunner
 from luffy.rl.rows import Demonstration, RolloutTask
@@ -95,7 +95,9 @@ def open_components(settings: RLSettings, context: StageContext, stack: ExitStac
     longest = max(prompt + rl.max_response_tokens, longest_held_out)
     teaching = Teaching(rl.teachers, tasks) if rl.teachers else None
     teachers = (
-        {} if teaching is None else _open_teachers(teaching, settings, context, tasks, tokenizer, reply, longest, stack)
+        {}
+        if teaching is None
+        else _open_teachers(teaching, settings, context, tasks, starts, tokenizer, reply, longest, stack)
     )
     spec = TrainerSpec(settings, context.execution, model, context.out, longest, tokenizer.pad_token_id, teachers)
     cluster = stack.enter_context(open_cluster(spec))
@@ -146,6 +148,7 @@ def _open_teachers(
     settings: RLSettings,
     context: StageContext,
     tasks: Sequence[RolloutTask],
+    starts: Sequence[GroupStart],
     tokenizer: PreTrainedTokenizerBase,
     reply: Callable[[Sequence[int]], str],
     longest: int,
@@ -162,7 +165,7 @@ def _open_teachers(
             teaching.helped_by(index, stack.enter_context(closing(served)))
         elif isinstance(teacher, SelfTeacher):
             own = teaching.prompts_of(index, read_prompts(prompts_file(settings, data)))
-            prompts = TeacherPrompts(tokenizer, own, teacher, reply, context_length(read_shape(model)), name)
+            prompts = TeacherPrompts(tokenizer, own, teacher, reply, context_length(read_shape(model)), name, starts)
             teaching.helped_by(index, prompts)
             specs[name] = TeacherSpec(model, max(prompts.longest + rl.max_response_tokens, longest))
         else:

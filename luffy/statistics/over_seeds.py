@@ -124,5 +124,5 @@ def _variance_over_problems(mean_P: Array, num_responses: int) -> float:
 
 
 def _freedom(total: float, parts: Sequence[tuple[float, float]]) -> float:
-    """Satterthwaite's degrees of freedom of sums and differences of variances, each after its own degrees of freedom."""
+    """Satterthwaite's degrees of freedom of a sum or difference of variances, each after its own."""
     return total**2 / sum(variance**2 / freedom for freedom, variance in parts if variance > 0)

@@ -36,6 +36,7 @@ _SCHEMA = pa.schema(
         pa.field("hint", pa.string()),
         pa.field("context_starts", pa.list_(pa.int32())),
         pa.field("carried", pa.bool_()),
+        pa.field("beside", pa.bool_()),
     ]
 )
 
@@ -90,26 +91,30 @@ def _read(path: Path) -> list[Group] | None:
 
 
 def _group(rows: Sequence[dict]) -> Group:
-    learned = [_trajectory(row) for row in rows if not row["displaced"]]
-    others = [_trajectory(row) for row in rows if row["displaced"]]
+    beside = tuple(_trajectory(row) for row in rows if row.get("beside"))
+    learned = [_trajectory(row) for row in rows if not (row["displaced"] or row.get("beside"))]
+    others = [_trajectory(row) for row in rows if row["displaced"] and not row.get("beside")]
     return Group(
         rows[0]["uid"],
         tuple(row for row in learned if not row.has_failed),
         tuple(row for row in others if not row.has_failed),
         tuple(row for row in (*learned, *others) if row.has_failed),
+        beside,
         bool(rows[0].get("carried")),
     )
 
 
 def _rows(index: int, group: Group) -> list[dict[str, object]]:
     return [
-        _row(index, group, trajectory, displaced)
-        for displaced, trajectories in ((False, group.trajectories), (True, (*group.replaced, *group.failed)))
-        for trajectory in trajectories
+        *(_row(index, group, row, displaced=False) for row in group.trajectories),
+        *(_row(index, group, row, displaced=not row.is_correct, beside=True) for row in group.beside),
+        *(_row(index, group, row, displaced=True) for row in (*group.replaced, *group.failed)),
     ]
 
 
-def _row(index: int, group: Group, trajectory: Trajectory, displaced: bool) -> dict[str, object]:
+def _row(
+    index: int, group: Group, trajectory: Trajectory, *, displaced: bool, beside: bool = False
+) -> dict[str, object]:
     start = trajectory.start
     return {
         "uid": group.uid,
@@ -129,6 +134,7 @@ def _row(index: int, group: Group, trajectory: Trajectory, displaced: bool) -> d
         "hint": start.shown if start else None,
         "context_starts": trajectory.context_starts or None,
         "carried": group.is_carried or None,
+        "beside": beside or None,
     }
 
 

@@ -11,8 +11,8 @@ def rollout_metrics(groups: Sequence[Group], *, replays: bool = False) -> dict[s
     """Metrics of one RL step in the namespaces `batch/`, `rollout/` and `reward/`.
 
     `rollout/num_drawn` and `rollout/tokens_drawn` count everything sampled: also replaced and failed rollouts,
-    continuations of prefixes, and groups that are dropped later. Failed rows have no reward: they count in the shares
-    of outcomes (`reward/crashed_share`), and in no mean.
+    continuations of prefixes, and groups that are dropped later; of rows beside a group the tokens alone. Failed rows
+    have no reward: they count in the shares of outcomes (`reward/crashed_share`), and in no mean.
     Accuracy is that of rollouts, rows sampled from the prompt alone. In a step without rollouts, where every row is
     off-policy, it is that of the rows that end in sampled tokens. Metrics of traces, of prefix-conditioned rows and
     (without `replays`) of replayed rows are left out when there are none; all others are 0 then.
@@ -45,7 +45,8 @@ def rollout_metrics(groups: Sequence[Group], *, replays: bool = False) -> dict[s
     for outcome in Outcome:
         metrics[f"reward/{outcome}_share"] = _mean(row.outcome is outcome for row in (*policy, *failed))
     drawn = [row for group in groups for row in (*group.trajectories, *group.replaced, *group.failed)]
-    sampled = [sum(source in SAMPLED for source in row.source) for row in drawn]
+    beside = [row for group in groups for row in group.beside]
+    sampled, more = ([sum(source in SAMPLED for source in row.source) for row in rows] for rows in (drawn, beside))
     metrics |= {
         "batch/solve_none": _mean(not any(row.is_correct for row in found) for found in judged if found),
         "batch/solve_all": _mean(all(row.is_correct for row in found) for found in judged if found),
@@ -54,7 +55,7 @@ def rollout_metrics(groups: Sequence[Group], *, replays: bool = False) -> dict[s
             source is not Source.ON_POLICY for row in rows for source in row.source if source is not Source.ENVIRONMENT
         ),
         "rollout/num_drawn": float(sum(map(bool, sampled))),
-        "rollout/tokens_drawn": float(sum(sampled)),
+        "rollout/tokens_drawn": float(sum(sampled) + sum(more)),
     }
     if replays:
         metrics["batch/replayed_share"] = _mean(group.is_replayed for group in groups)
@@ -94,7 +95,7 @@ def learned_metrics(
 ) -> dict[str, float]:
     """Rows and response tokens in the optimizer steps of an RL step: of the groups it keeps, traces included, once for
     each pass over them, and of the SFT step after it."""
-    rows = [*passes * [row for group in groups for row in group.trajectories], *demonstrations]
+    rows = [*passes * [row for group in groups for row in group.learned], *demonstrations]
     return {"batch/num_rows": float(len(rows)), "batch/response_tokens": float(sum(row.num_learnable for row in rows))}
 
 

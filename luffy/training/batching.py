@@ -111,10 +111,12 @@ def shard_groups(
 
 def one_shard(groups: Sequence[Group], config: AdvantageConfig) -> Shard:
     """All rows, group after group, in one optimizer step."""
-    responses = [row for group in groups for row in group.trajectories]
-    group_of = [index for index, group in enumerate(groups) for _ in group.trajectories]
+    responses = [row for group in groups for row in group.learned]
+    group_of = [index for index, group in enumerate(groups) for _ in group.learned]
     by_group = isinstance(config, GroupAdvantage)
-    advantages = row_advantages(groups, config).tolist() if by_group else [0.0] * len(responses)
+    compared = iter(row_advantages(groups, config).tolist()) if by_group else itertools.repeat(0.0)
+    in_group = [place < len(group.trajectories) for group in groups for place in range(len(group.learned))]
+    advantages = [next(compared) if each else 0.0 for each in in_group]
     rows, episodes = branches_of(responses)
     return Shard(
         rows=rows,
@@ -127,7 +129,7 @@ def one_shard(groups: Sequence[Group], config: AdvantageConfig) -> Shard:
 
 
 def row_advantages(groups: Sequence[Group], config: AdvantageConfig) -> Tensor:
-    """`(B,)` float64 advantages of all responses, group after group, before scaling."""
+    """`(B,)` float64 advantages of all responses, group after group, before scaling; without those beside a group."""
     rows = [row for group in groups for row in group.trajectories]
     return group_advantages(
         RowRewards(
@@ -185,7 +187,7 @@ def _is_prefix_conditioned(row: Trajectory) -> bool:
 
 
 def has_hinted_row(group: Group) -> bool:
-    return any(row.is_hinted for row in group.trajectories)
+    return any(row.is_hinted for row in group.learned)
 
 
 def _stratum(group: Group) -> tuple[bool, bool, bool, bool]:

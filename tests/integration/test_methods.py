@@ -32,6 +32,8 @@ MECHANISMS = {
     "opd_topk": "a teacher's distribution",
     "mopd": "two teachers",
     "srpo": "weights by the entropy of a teacher of some rows",
+    "hdpo": "rows beside the group, whose teacher sees what they were sampled with",
+    "tgopd": "a teacher of the prompts that it solves",
     "sdft": "a teacher that follows the policy",
     "sdpo": "a teacher that is shown another rollout of the group",
 }

@@ -30,7 +30,7 @@ from luffy.training.batching import branches_of, collate, one_shard, take_rows
 from luffy.training.deepspeed_engine import load_to_train
 from luffy.training.learner import batch_of
 from luffy.training.ranks import init_process_group
-from luffy.types import FinishReason, Group, Outcome, Source, TrainBatch, Trajectory
+from luffy.types import FinishReason, Group, Outcome, Source, Start, TrainBatch, Trajectory
 from reference.losses import REFERENCES
 from reference.rows import (
     LENGTH_LIMIT,
@@ -61,7 +61,9 @@ OPTIMIZER = OptimizerConfig(lr=1e-2, eps=1.0, weight_decay=0.01, max_grad_norm=0
 VOCABULARY = 23
 _REWARDS = ((1, 0, 1, 0), (0, 0, 0, 0), (1, 1, 1, 1), (1, 0, 0, 1), (0, 1, 0, 0))
 """Of the rollouts of each group, repeated: mixed, all wrong, all right, mixed twice."""
-_SAMPLED_EARLIER = {"replayed": Source.REPLAY, "hinted": Source.HINTED, "refined": Source.HINTED}
+_SAMPLED_EARLIER = {
+    "replayed": Source.REPLAY, "hinted": Source.HINTED, "refined": Source.HINTED, "beside": Source.HINTED,
+}  # fmt: skip
 """Kinds of rows whose off-policy tokens a policy sampled, so that their log-probabilities are known."""
 _HINTED = (0, 4)
 """Groups (modulo 5) of which every row was sampled with a hint."""
@@ -163,7 +165,9 @@ def trajectories(case: str, num_groups: int = 5, seed: int = 1) -> tuple[list[Tr
     `refined`, it being of a second round; `hinted`, all rows of some groups being sampled with a hint; `guided`, the
     last row beginning with a prefix of a trace; `all_guided`, every row beginning with the same; `demonstrations_only`;
     `peers`, rollouts of which those beside a right one have a prompt for the teacher; `right_peers`, `wrong_peers`, the
-    same for the right or wrong ones alone; `sourced`, rollouts of which each group has one of two teachers, or none.
+    same for the right or wrong ones alone; `sourced`, rollouts of which each group has one of two teachers, or none;
+    `probed`, of which every third group has no teacher; `beside`, where all rollouts are wrong the last two rows being
+    right ones of a second round, each with its teacher.
     Every fifth group has rollouts alone. Every third row has tokens of an environment between its own.
     """
     kind = reference_of(case).rows
@@ -180,10 +184,12 @@ def trajectories(case: str, num_groups: int = 5, seed: int = 1) -> tuple[list[Tr
             _with_peer(row, rows[4 * group : 4 * group + 4]) if row.is_correct in wanted else row
             for row, group in zip(rows, groups, strict=True)
         ]
-    if kind == "sourced":  # two teachers and none in turn, by group
+    if (by_group := {"sourced": (0, 1, -1), "probed": (-1, 0, 0)}.get(kind)) is not None:
         rows = [
-            dataclasses.replace(row, taught_by=(0, 1, -1)[group % 3]) for row, group in zip(rows, groups, strict=True)
+            dataclasses.replace(row, taught_by=by_group[group % 3]) for row, group in zip(rows, groups, strict=True)
         ]
+    if kind == "beside":
+        rows = [_beside(row) if row.is_off_policy else row for row in rows]
     between = RowWriter(seed + 100)
     rows = [with_environment(row, between) if i % 3 == 0 else row for i, row in enumerate(rows)]
     return [with_contexts(row) for row in rows] if case.endswith(CONTEXTS) else rows, groups
@@ -195,6 +201,12 @@ def _with_peer(row: Trajectory, group: Sequence[Trajectory]) -> Trajectory:
     if not peers:
         return row
     return dataclasses.replace(row, taught_by=0, teacher_prompt_ids=(*peers[0].response_ids, *row.prompt_ids))
+
+
+def _beside(row: Trajectory) -> Trajectory:
+    """The row beside its group, with a teacher that sees what it was sampled with."""
+    start = Start("answer", shown="the answer")
+    return dataclasses.replace(row, start=start, taught_by=0, teacher_prompt_ids=(5, *row.prompt_ids))
 
 
 def with_contexts(row: Trajectory) -> Trajectory:
@@ -257,6 +269,8 @@ def _num_given(kind: str, group: int, sample: int, response_tokens: int, trace_t
         return response_tokens if has_guide and not any(_REWARDS[group % 5]) else 0
     if kind == "hinted":
         return response_tokens if group % 5 in _HINTED else 0
+    if kind == "beside":
+        return response_tokens if sample > 1 and not any(_REWARDS[group % 5]) else 0
     if kind in ("demonstrations", "replayed", "refined"):
         return response_tokens if has_guide else 0
     if kind == "all_guided" or (kind == "guided" and has_guide):
@@ -266,11 +280,13 @@ def _num_given(kind: str, group: int, sample: int, response_tokens: int, trace_t
 
 
 def as_groups(rows: Sequence[Trajectory], groups: Sequence[int]) -> list[Group]:
-    """The rows of each number in `groups`, in order."""
-    return [
-        Group(str(number), tuple(row for row, other in zip(rows, groups, strict=True) if other == number))
-        for number in dict.fromkeys(groups)
-    ]
+    """The rows of each number in `groups`, in order; those with a start beside the others."""
+    found = []
+    for number in dict.fromkeys(groups):
+        own = [row for row, other in zip(rows, groups, strict=True) if other == number]
+        beside = tuple(row for row in own if row.start is not None)
+        found.append(Group(str(number), tuple(row for row in own if row.start is None), beside=beside))
+    return found
 
 
 # ---- constants of the step, the same for both sides ----

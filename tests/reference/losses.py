@@ -347,6 +347,20 @@ def vold(rows: Rows) -> Tensor:
     return mean(_own(rows, clipped)) + 0.005 * total(kl) / _num_tokens(kl)
 
 
+def tgopd(rows: Rows) -> Tensor:
+    """arXiv 2609.02998: sg(log q - log mu) as the advantage where there is a teacher, PPO's clip on all others."""
+    return mean([_distilled(r) if r.row.taught_by >= 0 else clipped(r) for r in rows])
+
+
+def hdpo(rows: Rows) -> Tensor:
+    """arXiv 2603.23871: GRPO on rollouts + 0.1 x JSD to the teacher on right rows that were sampled with the answer,
+    where all rollouts are wrong."""
+    taught = [r for r in rows if r.row.taught_by >= 0]
+    for r in taught:
+        assert r.row.reward == 1 and r.given.all() and group_accuracy(rows, r.row.group) == 0
+    return mean(_own(rows, clipped)) + 0.1 * mean([jsd(few(r)) for r in taught])
+
+
 # ---- with demonstrations, guided or replayed rows ----
 
 
@@ -549,6 +563,8 @@ REFERENCES: dict[str, Reference] = {
     "mopd": Reference("sourced", estimators.standardised, mopd),
     "vold": Reference("rollouts", estimators.standardised, vold),
     "opsd": Reference("rollouts", estimators.none, opd),
+    "tgopd": Reference("probed", estimators.centred, tgopd),
+    "hdpo": Reference("beside", estimators.standardised_rollouts, hdpo),
     "luffy": Reference("demonstrations", estimators.centred, mixed(_luffy_shape)),
     "luffy_no_shaping": Reference("demonstrations", estimators.centred, mixed(_unshaped)),
     "luffy_prefix": Reference("guided", estimators.centred, mixed(_luffy_shape)),

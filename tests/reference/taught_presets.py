@@ -2,10 +2,10 @@
 
 SUPERVISED = ("sft", "dft", "trsft", "psft")
 """Presets of the SFT stage."""
-TAUGHT = ("opd", "opd_rl", "kdrl", "vold", "gkd", "opd_topk")
+TAUGHT = ("opd", "opd_rl", "kdrl", "vold", "gkd", "opd_topk", "tgopd")
 """Presets that distil another model, which the user gives."""
 SELF_TAUGHT = ("opsd", "opsd_jsd", "sdft", "sdpg", "rlsd", "rlrt", "sdpo", "srpo")
-"""Presets whose teacher is the policy, shown a solution."""
+"""Presets whose teacher is the policy, shown a solution; that of `hdpo` is shown what the row was sampled with."""
 
 
 def teacher_overrides(preset: str, folder: str = "teacher-model") -> list[str]:
@@ -13,4 +13,6 @@ def teacher_overrides(preset: str, folder: str = "teacher-model") -> list[str]:
     if preset == "mopd":
         by_length = f"{{kind: model, path: {folder}, rows: {{columns: {{num_operations: 1}}}}}}"
         return [f"rl.teachers={{short: {by_length}, long: {{kind: model, path: {folder}-2}}}}"]
+    if preset == "tgopd":  # which names its rows
+        return [f"rl.teachers.teacher.path={folder}"]
     return [f"rl.teachers={{teacher: {{kind: model, path: {folder}}}}}"] if preset in TAUGHT else []

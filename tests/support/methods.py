@@ -44,6 +44,14 @@ _SMALL = {
         f"{_SHOW}.truncated=null",
         f"{_STARTS}.critique.when.accuracy_at_most=0.9",
     ),
+    # Also where some rollouts are right, so that some group has right rows that saw the answer.
+    "hdpo": (
+        'objective.group.starts.answer.show.template="{feedback}\\n{prompt}"',
+        'objective.group.starts.answer.show.wrong="{reference}"',
+        f"{_STARTS}.answer.when.accuracy_at_most=0.9",
+    ),
+    # The teacher is as weak as the policy.
+    "tgopd": ("rl.teachers.teacher.rows.pass_rate_at_least=0.3",),
     # The hint in front: this base knows what follows the question, and so solves some prompts with it.
     "guide": (_IN_FRONT, "objective.group.size=4", f"{_STARTS}.hint.rows=4"),
     "questa": (_IN_FRONT,),
@@ -66,13 +74,14 @@ def taught(method: str, upstream: Mapping[str, Path]) -> list[str]:
 
 
 def run_rl(config: ExperimentConfig, out: Path, upstream: Mapping[str, Path]) -> StageResult:
-    if config.method == "ampo":
-        upstream = {**upstream, "data": upstream["data"].with_name("several")}
+    if own := {"ampo": "several", "tgopd": "probed"}.get(config.method or ""):
+        upstream = {**upstream, "data": upstream["data"].with_name(own)}
     return run_stage(config, "rl", out, upstream)
 
 
 def make_easy(folder: Path) -> None:
-    """Data, also with several traces a prompt, a base policy, and two teachers that differ from it a little."""
+    """Data, also with several traces a prompt, a base policy, two teachers that differ from it a little, and the pass
+    rates of the first."""
     upstream_of(experiment("luffy"), folder)
     run_stage(
         experiment("luffy", "data.train.styles=[labelled,equations,checked]"), "prepare_data", folder / "several", {}
@@ -83,6 +92,8 @@ def make_easy(folder: Path) -> None:
         weights = load_file(folder / teacher / "model.safetensors")
         noisy = {name: w + 0.02 * torch.randn(w.shape, generator=generator) for name, w in weights.items()}
         save_file(noisy, folder / teacher / "model.safetensors", metadata={"format": "pt"})
+    probing = experiment("tgopd", *taught("tgopd", {"model": folder / "model"}))
+    run_stage(probing, "difficulty", folder / "probed", {"data": folder / "data"})
 
 
 Made = Callable[[str, Callable[[Path], object]], Path]

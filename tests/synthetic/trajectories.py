@@ -23,4 +23,4 @@ def row_of(
 
 def hinted_rows(group: Group) -> list[Trajectory]:
     """The rows that were sampled under another prompt than the bare one, those that are not trained on included."""
-    return [row for row in (*group.trajectories, *group.replaced) if row.is_hinted]
+    return [row for row in (*group.trajectories, *group.replaced, *group.beside) if row.is_hinted]

@@ -125,8 +125,8 @@ class Sweep:
             return first.model_copy(update={"name": name})
         stages = plain_stages(("prepare_data", "base", "evaluate"))
         shared = {"name": name, "chain": None, "method": None, "stages": stages}
-        shared |= {"evaluation": reported_evaluation(first, self.design.select)}
-        return _from_base_of(first.model_copy(update=shared), self.seeds(cell)[0])
+        evaluation = reported_evaluation(first, self.design.select)
+        return _from_base_of(first.model_copy(update={**shared, "evaluation": evaluation}), self.seeds(cell)[0])
 
     @property
     def repeated_over(self) -> str:
@@ -264,8 +264,8 @@ def load_sweep(
         sweep.candidates()
         if sweep.repeated_over == "bases":
             raise ConfigError(
-                f"{file}: model.path: {OF_SEED} stands for the base of each seed in a study alone (a file with axes); a "
-                f"{design.kind} starts all runs from one base"
+                f"{file}: model.path: {OF_SEED} stands for the base of each seed in a study alone (a file with axes); "
+                f"a {design.kind} starts all runs from one base"
             )
     return sweep
 

@@ -1,7 +1,8 @@
 """The numbers of a grid, a comparison or a study: accuracies, differences from the reference with tests, tuning; JSON.
 
 A study corrects over its planned tests, and one that is missing, or lacks some of its seeds, counts with p = 1; a
-comparison corrects over the tests that it has. A study waits for every try before it chooses; a comparison leaves failed tries out.
+comparison corrects over the tests that it has. A study waits for every try before it chooses; a comparison leaves
+failed tries out.
 """
 
 import json
@@ -259,7 +260,9 @@ def find(
     }
     # Missing runs of a study make no other test more significant, and none counts before it has every seed.
     family = [(*each, measured[0]) for each in design.planned] if design.axes else list(raw)
-    counts = {each: not design.axes or (each in raw and len(raw[each][1]) == len(sweep.seeds(each[0]))) for each in family}
+    counts = {
+        each: not design.axes or (each in raw and len(raw[each][1]) == len(sweep.seeds(each[0]))) for each in family
+    }
     adjusted = holm([raw[each][0].p_value if counts[each] else 1.0 for each in family])
     p_values = {each: p for each, p in zip(family, adjusted, strict=True) if counts[each]}
     return Findings(

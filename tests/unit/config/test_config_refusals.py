@@ -34,6 +34,9 @@ UFT, OPD, GKD, SDPO, SDFT, OPSD = (
 )
 TWO_TEACHERS = "rl.teachers={a: {kind: model, path: some/model}, b: {kind: model, path: other/model}}"
 ROWS, WEIGH = "rl.teachers.teacher.rows", "objective.terms.distillation.weigh"
+TGOPD = ("chain=rl", "method=tgopd", "rl.teachers.teacher.path=some/model")
+HDPO, ANSWER = ("chain=rl", "method=hdpo"), "objective.group.starts.answer.show"
+SELF_ROWS = "rl.teachers.self.rows"
 SDPO_GATE = "objective.terms.distillation.gate.taught"
 OVER_POLICY = (
     "{select: on_policy, loss: {kind: divergence, measure: jsd, top_k: 64, over: policy}, "
@@ -86,6 +89,10 @@ REFUSED = {
         ("min_pass_rate 0.8 .. max_pass_rate 0.2", "difficulty={min_pass_rate: 0.8, max_pass_rate: 0.2}"),
         ("4 responses .. 0.3 .. 0.4", "difficulty={num_samples: 4, min_pass_rate: 0.3, max_pass_rate: 0.4}"),
         ("difficulty.policy: is gone .. stages", "difficulty.policy=sft", *RL),
+        ("max_pass_rate 0.9 .. the teacher solves best .. 1.0", "difficulty={teacher: a}"),
+        ("difficulty.teacher: rl.teachers has no teachr; did you mean 'teacher'?", *TGOPD, "difficulty.teacher=teachr"),
+        ("difficulty.teacher: rl.teachers has no a .. none", *RL, "difficulty={teacher: a, max_pass_rate: 1.0}"),
+        ("difficulty.teacher: self is of kind: self", *SDPO, "difficulty={teacher: self, max_pass_rate: 1.0}"),
         ("difficulty: missing", f"{STAGES}difficulty, rl]"),
         ("difficulty has no effect without rl", f"{STAGES}difficulty, sft]", "difficulty={}"),
         ("difficulty.engine: openai is gone .. cluster: ray", "difficulty.engine=openai"),
@@ -111,6 +118,11 @@ REFUSED = {
         ("rl.teacher .. rl.teachers={teacher: ", *OPD, "rl.teacher={kind: model, path: some/model}"),
         ("rl_teacher .. execution.rl_teachers.NAME.urls", *OPD, OF_MODEL, "execution.rl_teacher={urls: [http://127.0.0.1:9]}"),
         ("rl.teachers.teacher.kind: served .. loss.kind: divergence", *GKD, *OF_SERVER),
+        ("shows: start has no effect .. objective.group.starts", *SDPO, "rl.teachers.self.shows=start"),
+        ("shows: start needs .. starts.answer .. {response} out", *HDPO, f"{ANSWER}.about=each",
+         f'{ANSWER}.template="{{prompt}} {{response}} {{feedback}}"'),
+        ("rows.start: objective.group.starts has no anwser .. 'answer'", *HDPO, f"{SELF_ROWS}={{start: [anwser]}}"),
+        ("prompt has no effect with shows: start", *HDPO, 'rl.teachers.self.prompt="{problem} {trace}"'),
         ("rl.teachers.self.follows .. model.lora", *SDFT, LORA),
         ("follows has no effect .. weights: current", *SDFT, "rl.teachers.self.weights=current"),
         ("rl.teachers has no effect", "chain=rl", "method=on_policy", OF_MODEL),

@@ -68,6 +68,7 @@ def critic(more: str = "") -> str:
 FAILED = "when: {accuracy_at_most: 0.0}"
 BARE = given("hint", f"dose: 0.5, {FAILED}, rows: 4")
 HINTED = given("hint", "dose: 0.5, rows: all, learn: shown")
+BESIDE = given("hint", f"dose: 0.5, {FAILED}, rows: 4, keep: beside")
 EACH = "critique, about: each, wrong: 'No.', template: '{prompt} {response} {feedback}'"
 ALL = "critique, about: all, wrong: 'No.', template: '{prompt} {feedback}'"
 LOG = "shaped_surrogate, shaping: {kind: log}, min_weight: 1.0, max_weight: 0.5"
@@ -152,6 +153,8 @@ STARTS = [
     ("dose.kind: fit has rounds of its own", prefix(FIT, f", rows: 4, {FAILED}")),
     ("show.kind: critique .. when: {accuracy_at_most: 1}", given(ALL)),
     ("keep: best .. when.accuracy_at_most", given("hint", "dose: 0.5, keep: best")),
+    ("keep: beside .. show.kind to hint or critique", prefix("0.5", f", keep: beside, {FAILED}")),
+    ("keep: beside .. learn: bare", given(ALL, f"keep: beside, learn: shown, {FAILED}")),
     ("keep has no effect on whole traces", given("trace", f"keep: best, {FAILED}")),
     ("rows: all leaves no rollouts beside whole traces", given("trace", "rows: all")),
     ("show.choose: likeliest_answer .. when.accuracy_at_most", given("trace, choose: likeliest_answer")),
@@ -196,6 +199,11 @@ REFUSED = {
     "starts": [(named, objective(group)) for named, group in STARTS],
     "groups": [
         ("group.starts.s .. learn: bare", objective(BARE)),
+        ("keep: beside has no effect with group.filter",
+         objective(BESIDE.replace("size: 4", "size: 4, filter: {kind: drop_zero_variance}"), terms=(ON, SFT))),
+        ("keep: beside .. advantage.kind: gae", objective(BESIDE, GAE, (ON, SFT)), critic()),
+        ("'traces' has no effect .. keep: beside",
+         objective(BESIDE, terms=(ON, OFF.replace("kind: rational}", "kind: rational}, behavior: recorded")))),
         ("group.starts.s .. show.kind: trace", mixed(ON, ENTROPY)),
         ("behavior: recorded", objective(BARE, terms=(ON, OFF))),
         ("'extra': clipped_surrogate .. learn: shown", objective(BARE, terms=(term("clipped_surrogate", "response"),))),

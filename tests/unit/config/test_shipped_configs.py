@@ -58,13 +58,15 @@ def test_every_method_loads_over_smoke_with_groups_of_eight_and_names_its_paper_
     chain = "sft" if name in SUPERVISED else "rl"
     config = load_experiment("smoke", [f"method={name}", f"chain={chain}", *teacher_overrides(name)])
     assert (config.method, config.objective is not None) == (name, chain == "rl")
-    assert config.objective is None or config.objective.group.size == (32 if name == "seele" else 8)
+    assert config.objective is None or config.objective.group.size == {"seele": 32, "tgopd": 4}.get(name, 8)
     for node in build_graph(config):  # a stage reads its settings from a file, defaults included
         assert type(node.settings).read(json.loads(node.settings.model_dump_json())) == node.settings
-    comment = re.split(r"\n(?:extends|objective|chain):", (CONFIGS / "methods" / f"{name}.yaml").read_text())[0]
+    comment = re.split(
+        r"\n(?:extends|objective|chain|difficulty):", (CONFIGS / "methods" / f"{name}.yaml").read_text()
+    )[0]
     assert "arXiv" in comment or "LUFFY paper" in comment
     assert "# Normaliser:" in comment or "Normaliser, " in comment or "normaliser" in comment
-    if name in ("mopd", "rlrt", "srpo", "vold"):
+    if name in ("hdpo", "mopd", "rlrt", "srpo", "tgopd", "vold"):
         assert all(f"\n# {part}:" in comment for part in ("Read", "Unknown", "Departures"))
     methods = (CONFIGS / "README.md").read_text().partition("### Weight of a token")[0]
     assert f"\n| `{name}` | " in methods

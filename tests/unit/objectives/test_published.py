@@ -174,6 +174,16 @@ PUBLISHED = {
         on_policy="clipped_surrogate mode=sequence",
         hinted="select=off_policy shaped_surrogate shaping=rational shaping.gamma=1.0 behavior=recorded mode=sequence",
     ),
+    "hdpo": _row(
+        "arXiv 2603.23871, accounts: JSD over 64 tokens; lambda, rows with the answer and the clip are not known",
+        "answer=critique answer.about=all answer.wrong='Answer: {reference}.' "
+        "answer.template='{prompt}\\n\\n{feedback}' answer.rows=8 answer.when.accuracy_at_most=0.0 answer.keep=beside",
+        GRPO,
+        on_policy="clipped_surrogate population=own",
+        distillation="select=off_policy gate.taught=True divergence measure=jsd top_k=64 coefficient=0.1 "
+        "population=own",
+        self="self shows=start weights=current",
+    ),
     "hpt": _row(
         "arXiv 2509.04419: gamma 0, SFT 1.0 (7B)",
         "trace=trace trace.when.accuracy_at_most=0.0",
@@ -433,6 +443,14 @@ PUBLISHED = {
         "population=on_policy group_mean scale_by_std=True",
         on_policy="gate.group_accuracy_above=0.0 clipped_surrogate before_gate=True",
         sft="select=off_policy gate.group_accuracy_at_most=0.0 nll population=own before_gate=True",
+    ),
+    "tgopd": _row(
+        "arXiv 2609.02998, accounts: two of three probes, clip 0.2, groups of 4; beta is not known",
+        "size=4",
+        MEAN,
+        on_policy="gate.taught=False clipped_surrogate population=all",
+        distillation="gate.taught=True distillation population=all",
+        settings="difficulty.teacher=teacher difficulty.num_samples=3 difficulty.max_pass_rate=1.0",
     ),
     "trapo": _row(
         "arXiv 2512.17636, authors' code; 0.7 of the paper; entropy 0.001 / 2.7",

@@ -84,7 +84,7 @@ def test_updates_have_groups_of_each_kind_alike_and_a_sampled_token(method: str,
 def test_every_row_is_in_one_update_and_the_same_one_on_any_number_of_ranks(method, run):
     for step, num_updates in itertools.product(run(method).steps, UPDATES):
         alone, shared = (step.updates(num_updates, num_ranks) for num_ranks in RANKS)
-        rows = [row for group in step.kept for row in group.trajectories]
+        rows = [row for group in step.kept for row in group.learned]
         assert Counter(row.trajectory for update in alone for row in update) == Counter(rows)
         assert list(map(Counter, alone)) == list(map(Counter, shared))
         assert all(rows for shard in step.shards[num_updates, 2] for rows in shard.updates), "ranks must keep step"
@@ -272,6 +272,38 @@ def test_rows_of_a_second_round_take_the_places_of_rollouts(method: str, of: Sec
         numbers[len(_right(staying))] += is_due
     assert any(count for num_right, count in numbers.items() if num_right)
     assert method != "lte" or len(numbers) > 2, "groups with several numbers of right rows"
+
+
+def test_hdpo_learns_beside_a_group_that_fails_from_right_rows_that_saw_the_answer(run: Runs) -> None:
+    """GRPO sees eight rollouts, whatever the policy does with the answer."""
+    found, numbers = run("hdpo"), Counter[int]()
+    for group in found.groups:
+        assert len(group.trajectories) == len(group.rollouts) == 8 and not group.replaced
+        assert len(group.beside) == (8 if _fails(group) else 0)
+        assert {row.start for row in group.beside} <= {Start("answer", shown="Answer: 7.")}
+        assert group.learned == (*group.trajectories, *_right([*group.beside]))
+        for row in group.beside:
+            assert row.prompt_ids == _bare_prompt(group) and {*row.source} == {Source.HINTED}
+            assert {*row.logp_behavior} == {HINTED_LOGP}
+        numbers[len(group.learned) - 8] += _fails(group)
+    assert len(numbers) > 2, "groups with several numbers of right rows"
+    for step in found.steps:
+        failed, own = (
+            [group for group in step.groups if _fails(group)],
+            [row for g in step.groups for row in g.rollouts],
+        )
+        assert step.metrics["batch/zero_variance_share"] >= len(failed) / len(step.groups) > 0
+        assert step.metrics["rollout/num_drawn"] == len(own) == 8 * PROMPTS
+        assert step.metrics["reward/mean"] == fmean(row.reward for row in own)
+        assert step.metrics["batch/num_rows"] == sum(len(group.learned) for group in step.groups)
+        advantages = row_advantages(step.kept, found.settings.objective.advantage).tolist()
+        for row in (row for update in step.updates(2, 2) for row in update):
+            group = step.kept[row.group]
+            if row.trajectory.is_hinted:
+                assert row.advantage == row.accuracy == 0 and row.trajectory.is_correct
+            else:
+                place = group.trajectories.index(row.trajectory)
+                assert row.advantage == advantages[8 * row.group + place]
 
 
 def test_a_refinement_is_compared_with_the_seven_rollouts_that_stay(run: Runs) -> None:

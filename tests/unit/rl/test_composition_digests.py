@@ -35,7 +35,13 @@ def digests(run: Run) -> Mapping[str, str]:
         for call in step.requests
     ]
     groups = [
-        [group.uid, *([_row(row) for row in rows] for rows in (group.trajectories, group.replaced, group.failed))]
+        [
+            group.uid,
+            *(
+                [_row(row) for row in rows]
+                for rows in ((*group.trajectories, *group.beside), group.replaced, group.failed)
+            ),
+        ]
         for group in run.groups
     ]
     shards = [_shard(shard) for step in run.steps for case in CUTS for shard in step.shards[case]]

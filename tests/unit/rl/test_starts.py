@@ -419,6 +419,16 @@ def test_which_rows_of_a_second_round_stay_and_for_which_rollouts(keep, rollouts
     )
 
 
+def test_rows_beside_a_group_change_nothing_of_it_and_the_right_ones_are_learned() -> None:
+    group = Group("p", (row_of(0.0, (1,)), row_of(0.0, (2,))))
+    shown = Start("hint", 0.5, "a")
+    helped = tuple(row_of(reward, (place,), Source.HINTED, start=shown) for place, reward in enumerate((0, 1, 1), 11))
+    (start,) = opened(hint=hint(0.5, keep="beside"))
+    found = start.changed(group, [StartRound(0.5, helped)])
+    assert replace(found, beside=()) == group and found.learned == (*group.trajectories, *helped[1:])
+    assert found.of_start("hint") == [*helped]
+
+
 # ---- a second round that shows the first ----
 
 EACH = {
@@ -476,3 +486,11 @@ def test_a_model_without_room_for_the_second_round_is_refused_with_the_number(ch
     with pytest.raises(DataError, match=rf"have {longest} tokens, .* leave {longest - 1}; .* most {longest - 1}"):
         critique({**EACH, **changes}, context=longest + 39)
     assert critique({**EACH, **changes}, context=longest + 40).longest_prompt([TASK]) == longest
+
+
+def test_a_critique_that_quotes_no_response_is_as_long_as_its_texts() -> None:
+    answer = {"about": "all", "wrong": "It is {reference}.", "template": "{prompt} | {feedback}"}
+    (prompt,) = critique(answer, rows=1).critiques(Visit(TASK, 1, 0), [row("8" * 60)])
+    assert read(prompt.prompt_ids) == f"{ASKED} | It is 7."
+    longest = len(prompt.prompt_ids)
+    assert critique(answer, context=longest + 40).longest_prompt([TASK]) == longest

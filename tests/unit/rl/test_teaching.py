@@ -18,7 +18,7 @@ from luffy.objectives.schedules import objective_at
 from luffy.rl.rows import RolloutTask
 from luffy.rl.teaching import Place, TeacherPrompts, Teaching
 from luffy.training.batching import collate
-from luffy.types import NO_TEACHER, Group, Trajectory
+from luffy.types import NO_TEACHER, Group, Source, Start, Trajectory
 
 
 def _task(uid: str, source: str = "math", rate: float | None = None, **columns: object) -> RolloutTask:
@@ -30,19 +30,28 @@ def _group(uid: str, *rewards: float) -> Group:
 
 
 MIXED, FAILED, SOLVED = (1.0, 0.0, 1.0, 0.0), (0.0,) * 4, (1.0,) * 4
-GROUPS = [_group("short", *MIXED), _group("long", *MIXED), _group("short", *FAILED), _group("long", 1.0, 0.0, 0.0, 0.0)]
-TASKS = [_task("short", num_operations=1), _task("long", num_operations=3)]
+ANSWERED = [
+    row_of(reward, (9, 9), Source.HINTED, start=Start("answer", shown="Answer: 4.")) for reward in (1.0, 0.0, 1.0)
+]
+GROUPS = [
+    _group("short", *MIXED), _group("long", *MIXED),
+    replace(_group("short", *FAILED), beside=tuple(ANSWERED)), _group("long", 1.0, 0.0, 0.0, 0.0),
+]  # fmt: skip
+TASKS = [_task("short", rate=1 / 3, num_operations=1), _task("long", rate=2 / 3, num_operations=3)]
 
 
 class _Peers(TeacherPrompts):
     """Shows a row the number of its peer, without a tokenizer."""
 
     def __init__(self, config: object) -> None:
-        self._config, self._limit = config, None
+        self._config, self._limit, self._prompts = config, None, {task.uid: task for task in TASKS}
 
     def _peers(self, group: Group) -> Mapping[int, tuple[int, ...]]:
         right = [index for index, row in enumerate(group.trajectories) if row.is_correct][:2]
         return {index: (50 + index,) for index in right}
+
+    def _as_sampled(self, row: Trajectory, prompt: object) -> tuple[int, ...]:
+        return (60,) if row.is_hinted else ()
 
 
 Rule = Callable[[Group, int], set[str]]
@@ -65,7 +74,20 @@ def _vold(group: Group, index: int) -> set[str]:
     return {"on_policy"} if group.trajectories[index].is_correct else {"on_policy", "kl"}
 
 
-RULES: dict[str, Rule] = {"srpo": _srpo, "rlrt": _rlrt, "vold": _vold, "mopd": lambda *_: {"on_policy", "distillation"}}
+def _tgopd(group: Group, index: int) -> set[str]:
+    """The teacher where it was right in two of three probes; else GRPO."""
+    return {"distillation"} if group.uid == "long" else {"on_policy"}
+
+
+def _hdpo(group: Group, index: int) -> set[str]:
+    """GRPO on rollouts, the policy with the answer on right rows that it wrote where they all fail."""
+    return {"distillation"} if group.learned[index].is_hinted else {"on_policy"}
+
+
+RULES: dict[str, Rule] = {
+    "srpo": _srpo, "rlrt": _rlrt, "vold": _vold, "mopd": lambda *_: {"on_policy", "distillation"}, "tgopd": _tgopd,
+    "hdpo": _hdpo,
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("preset", RULES)
@@ -76,19 +98,20 @@ def test_each_row_has_the_losses_of_the_paper(preset: str) -> None:
     for index, teacher in enumerate(teachers.values()):
         if teacher.kind == "self":
             teaching.helped_by(index, _Peers(teacher))
-    taught = teaching.taught(GROUPS)
-    rows = [row for group in taught for row in group.trajectories]
+    groups = GROUPS if preset == "hdpo" else [replace(group, beside=()) for group in GROUPS]
+    taught = teaching.taught(groups)
+    rows = [row for group in taught for row in group.learned]
     batch = collate(rows, torch.ones(len(rows)), pad_id=0)
     weight_KBT = token_weights(objective_at(terms, 1, 4, 8, teachers), batch, lambda tensor: tensor)
     found = [
         {term.name for term, weight_BT in zip(terms, weight_KBT, strict=True) if weight_BT[b].any()}
         for b in range(len(rows))
     ]
-    assert found == [RULES[preset](group, index) for group in GROUPS for index in range(4)]
+    assert found == [RULES[preset](group, index) for group in groups for index in range(len(group.learned))]
     shown = [bool(row.teacher_prompt_ids) for row in rows]
-    assert shown == [preset in ("srpo", "rlrt") and row.taught_by != NO_TEACHER for row in rows]
+    assert shown == [preset in ("srpo", "rlrt", "hdpo") and row.taught_by != NO_TEACHER for row in rows]
     if preset == "mopd":
-        assert [row.taught_by for row in rows] == [int(group.uid == "long") for group in GROUPS for _ in range(4)]
+        assert [row.taught_by for row in rows] == [int(group.uid == "long") for group in groups for _ in range(4)]
     metrics = teaching.metrics(taught)
     assert metrics["batch/taught_share"] == sum(row.taught_by >= 0 for row in rows) / len(rows)
     assert ("batch/taught_share_long" in metrics) == (preset == "mopd")
@@ -139,6 +162,22 @@ def test_the_first_teacher_whose_rows_hold_takes_a_row(teachers: dict[str, RLTea
 def test_a_teacher_that_no_row_can_come_to_is_refused(teachers: dict[str, RLTeacher], named: tuple[str, ...]) -> None:
     with refused(*named, error=DataError):
         Teaching(teachers, [_task("a"), _task("b", "repo", domain="code")])
+
+
+def test_lists_of_a_file_are_conditions() -> None:
+    rows = "{data_source: [math, aime], start: [answer], columns: {domain: code}}"
+    (teacher,) = rl_settings("chain=rl", "method=hdpo", f"rl.teachers.self.rows={rows}").rl.teachers.values()
+    expected = TaughtRows(data_source=("math", "aime"), start=("answer",), columns={"domain": "code"})
+    assert teacher.rows == expected
+
+
+def test_rows_with_a_start_may_have_a_teacher_of_their_own() -> None:
+    """The first of two takes rows with a hint; a start that no teacher names is as good as none."""
+    teachers = _teachers(a=TaughtRows(start=("hint", "prefix"), outcome="correct"), b=MATH)
+    starts = [None, Start("hint", 0.5), Start("prefix", 0.5), Start("other")]
+    rows = tuple(row_of(reward, start=start) for start in starts for reward in (1.0, 0.0))
+    (group,) = Teaching(teachers, [_task("a"), _task("b", "repo")]).taught([Group("a", rows)])
+    assert [row.taught_by for row in group.trajectories] == [1, 1, 0, 1, 0, 1, 1, 1]
 
 
 class _Marking:

@@ -6,12 +6,14 @@ from dataclasses import replace
 import pytest
 from synthetic.trajectories import row_of
 
+from luffy.config.group import GroupConfig
 from luffy.config.training import SelfTeacher
 from luffy.data.templates import render_prompts
 from luffy.data.tokenizer import build_tokenizer
 from luffy.errors import DataError
+from luffy.rl.group_starts import Texts, open_starts
 from luffy.rl.teaching import ScoreRequest, ServedScorer, TeacherPrompts
-from luffy.types import NO_TEACHER, Group, Message, Prompt, Source, Trace
+from luffy.types import NO_TEACHER, Group, Message, Prompt, Source, Start, Trace
 
 
 class NumberScorer(ServedScorer):
@@ -73,3 +75,25 @@ def test_the_teacher_of_a_row_sees_the_first_other_right_one_of_its_group() -> N
         taught = TeacherPrompts(TOKENIZER, prompts, config, lambda ids: str(ids[0]), limit, "self").taught(places)
         assert [row.teacher_prompt_ids for row in taught] == [*of_first, other, ()]
         assert [row.taught_by == NO_TEACHER for row in taught] == [not row.teacher_prompt_ids for row in taught]
+
+
+def test_the_teacher_of_a_row_with_a_start_sees_what_the_row_was_sampled_with() -> None:
+    """Rows that are learned under the prompt that they were sampled with have no teacher."""
+    ask = {"kind": "critique", "about": "all", "wrong": "{reference}", "template": "{feedback} {prompt}"}
+    failed = {"accuracy_at_most": 0.0}
+    starts = {
+        "answer": {"show": ask, "when": failed, "keep": "beside"},
+        "hint": {"show": {"kind": "hint", "template": "{prompt} {hint}"}, "dose": 0.5, "learn": "shown"},
+    }
+    group = GroupConfig.model_validate({"size": 4, "starts": starts})
+    texts = Texts(lambda messages: tuple(render_prompts(TOKENIZER, [messages])[0]), str, str)
+    opened = open_starts(group.starts, texts, 0, 1, group.size)
+    prompts = TeacherPrompts(
+        TOKENIZER, [_prompt("2+2")], SelfTeacher(kind="self", shows="start"), str, None, "self", opened
+    )
+    hinted = row_of(1.0, start=Start("hint", 0.5, "first"), prompt_ids=_rendered("2+2 {trace} first"), taught_by=0)
+    told = row_of(1.0, (2,), Source.HINTED, start=Start("answer", shown="4"), taught_by=0)
+    found = prompts.taught([(Group("2+2", (row_of(0.0, taught_by=0), hinted), beside=(told,)), i) for i in range(3)])
+    assert [row.teacher_prompt_ids for row in found] == [(), (), _rendered("4 2+2 {trace}")]
+    assert [row.taught_by for row in found] == [NO_TEACHER, NO_TEACHER, 0]
+    assert prompts.longest == 0

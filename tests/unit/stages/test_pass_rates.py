@@ -1,6 +1,8 @@
 """The stages `difficulty` and `sample`: which prompts and traces are kept, and what is said of them."""
 
 import dataclasses
+import json
+import shutil
 from functools import partial
 from pathlib import Path
 
@@ -11,7 +13,8 @@ from synthetic.answered_stage import measuring, number_in, progress_of, sampling
 from synthetic.arithmetic import ScriptedEngine, problems, tiny_tokenizer
 
 from luffy.config.environment import GuessNumberEnvironment
-from luffy.data.answer_cards import SampleCard, read_card
+from luffy.config.training import ModelTeacher
+from luffy.data.answer_cards import SampleCard, read_card, read_pass_rates
 from luffy.data.parquet import read_prompts, write_prompts
 from luffy.data.templates import decode
 from luffy.errors import DataError
@@ -60,6 +63,30 @@ def test_prompts_outside_the_bounds_are_left_out_and_the_others_are_as_they_were
     last = progress_of(out)
     assert (last.step, last.total, last.metrics["reward"]) == (24, 24, pytest.approx(14 / 24))
     assert (out / "tokenizer" / "tokenizer_config.json").is_file()
+
+
+def test_a_teacher_is_measured_in_place_of_the_policy(tmp_path, inputs, monkeypatch):
+    """From its folder, under its own tokenizer; the policy is no input. Two of three: it may teach."""
+    folder, opened = tmp_path / "teacher", []
+    shutil.copytree(inputs["model"] / "model", folder)
+
+    def even_numbers(prompt: str, seed: int) -> str:
+        return f"\\boxed{{{number_in(prompt) + 1}}}" if number_in(prompt) % 2 == 0 else wrong(prompt, seed)
+
+    engine = use(monkeypatch, even_numbers)
+    monkeypatch.setattr(
+        TransformersEngine, "from_folder", lambda path, dtype, batch_size: opened.append((path, dtype)) or engine
+    )
+    teacher = ModelTeacher(kind="model", path=str(folder), dtype="bfloat16")
+    settings = measuring(num_samples=3, min_pass_rate=0.0, max_pass_rate=1.0)
+    out = tmp_path / "out"
+    context = measure_in(out, {"data": inputs["data"]})
+    result = difficulty.run(settings.model_copy(update={"teacher": teacher}), context)
+    assert opened == [(folder, "bfloat16")]
+    assert read_pass_rates(out / "pass_rates.parquet") == {f"p{i}": float(i % 2 == 0) for i in range(6)}
+    assert read_prompts(out / "train.parquet") == read_prompts(inputs["data"] / "train.parquet")
+    assert json.loads((out / "card.json").read_text())["policy"] == str(folder)
+    assert result.metrics["pass_rate"] == 0.5
 
 
 @pytest.mark.parametrize(

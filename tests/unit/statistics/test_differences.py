@@ -233,9 +233,7 @@ def test_from_five_seeds_on_what_chance_leaves_counts_once():
     """Five seeds, four problems; the analysis of variance from its definition, in place of means of means."""
     second = np.array([[1, 0, 0, 0], [1, 1, 1, 0], [1, 1, 1, 1], [1, 1, 0, 1], [0, 0, 0, 0]], dtype=float)
     mean, of_seed, of_problem = second.mean(), second.mean(axis=1), second.mean(axis=0)
-    left = sum(
-        (second[s, p] - of_seed[s] - of_problem[p] + mean) ** 2 for s in range(5) for p in range(4)
-    ) / (4 * 3)
+    left = sum((second[s, p] - of_seed[s] - of_problem[p] + mean) ** 2 for s in range(5) for p in range(4)) / (4 * 3)
     seeds = 4 * sum((each - mean) ** 2 for each in of_seed) / 4
     imagined = [*of_problem, 1 / np.sqrt(5), -1 / np.sqrt(5)]
     problems = 20 * np.var(imagined) / 6

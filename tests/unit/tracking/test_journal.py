@@ -23,6 +23,7 @@ GROUPS = {
     "rollouts and traces": [Group("a", ROWS[:4]), Group("b", ROWS[4:])],
     "replaced": [Group("a", ROWS[:2], replaced=ROWS[2:3]), Group("b", ROWS[3:])],
     "failed": [Group("a", ROWS[:1], replaced=ROWS[1:2], failed=FAILED), Group("b", (), failed=FAILED[:1])],
+    "beside": [Group("a", ROWS[:2], failed=FAILED[:1], beside=(HINTED[0], HINTED[1])), Group("b", ROWS[:1])],
     "hints": [Group("a", (GUIDED[3], HINTED[0]), replaced=(GUIDED[2], HINTED[1]))],
     "contexts": [Group("a", tuple(trajectories(f"luffy{CONTEXTS}", num_groups=1)[0]))],
     "hybrid and replayed, a uid twice": [Group("b", (OLD, HYBRID)), Group("a", (HYBRID,)), Group("b", (OLD,))],

@@ -79,6 +79,11 @@ GROUPS = {
         [Group("a", (row(0.0, 4), row(1.0, 2, 3), trace(1.0, 5)), (row(0.0, 3),))],
         {"rollout/num_drawn": 3.0, "rollout/tokens_drawn": 4.0 + 2.0 + 3.0},
     ),
+    "of rows beside a group only the tokens are counted": (
+        [Group("a", (row(0.0, 4), row(0.0, 2)), beside=(row(1.0, 3), row(0.0, 2)))],
+        {"rollout/num_drawn": 2.0, "rollout/tokens_drawn": 6.0 + 5.0, "batch/zero_variance_share": 1.0,
+         "reward/mean": 0.0, "batch/solve_none": 1.0, "batch/off_policy_token_share": 0.0},
+    ),
     "no group": ([], NO_POLICY),
     "the policy said nothing": ([Group("a", (trace(1.0),))], NO_POLICY),
 }  # fmt: skip

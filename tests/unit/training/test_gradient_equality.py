@@ -71,7 +71,7 @@ def _can_branch(case: str) -> bool:
     return not (
         any(term.needs_whole_sequences for term in terms_of(case))
         or (objective and (objective.needs_critic or objective.replay or objective.group.shows(TracePrefix)))
-        or reference_of(case).rows.endswith("peers")  # a teacher's prompt is for a whole response
+        or reference_of(case).rows.endswith(("peers", "beside"))  # a teacher's prompt is for a whole response
     )
 
 
