@@ -303,8 +303,8 @@ class Teaching:
         named = {start for each in teachers.values() if each.rows is not None for start in each.rows.start or ()}
         kinds = [(right, start) for right in (False, True) for start in (None, *sorted(named))]
         self._routes = {task.uid: {kind: _route(teachers, task, *kind) for kind in kinds} for task in tasks}
-        """Of a prompt's rows, by whether they are right and, where a teacher asks for it, their start: the index of
-        their teacher."""
+        """Index of the teacher of a prompt's rows, by whether they are right and, where a teacher asks for it, their
+        start."""
         self._helpers: dict[int, RowTeacher] = {}
         for index, (name, teacher) in enumerate(teachers.items()):
             if any(index in routes.values() for routes in self._routes.values()):
