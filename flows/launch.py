@@ -23,6 +23,7 @@ from luffy.pipeline.workspace import WORKSPACE_VARIABLE, Workspace
 
 _EMBEDDED_RETRIES = 2
 """Retries of a request to the embedded server, after 2 s and 4 s."""
+_KEPT = "finished stages are kept, and the same command continues"
 _OF_FIRST_FLOW = ("prefect.flow_engine", "prefect.task_engine", "fastapi.encoders")
 """What Prefect imports at its first flow; here while the embedded server starts."""
 
@@ -75,6 +76,7 @@ def _several_to_make(plans: Callable[[], Sequence[StagePlan]]) -> bool:
 def call_flow(flow: Callable[..., object], parameters: Mapping[str, object], server: ApiServer | None) -> None:
     """Run an imported flow once its embedded `server`, if it has one, answers."""
     from httpx import HTTPStatusError, TransportError, codes
+    from prefect.concurrency.asyncio import ConcurrencySlotAcquisitionError
     from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, PREFECT_FLOWS_HEARTBEAT_FREQUENCY, temporary_settings
 
     # No automation watches an embedded server's heartbeats, and stopping them takes a second. An embedded server that
@@ -91,6 +93,8 @@ def call_flow(flow: Callable[..., object], parameters: Mapping[str, object], ser
                 raise UserError(
                     f"the Prefect server at {host} does not accept that name; start it with luffy serve --name {host}"
                 ) from None
+            if codes.is_server_error(status):
+                raise LostError(f"the Prefect server answers {status}; {_KEPT}") from error
             if status != codes.UNAUTHORIZED:
                 raise
             raise UserError(
@@ -100,8 +104,10 @@ def call_flow(flow: Callable[..., object], parameters: Mapping[str, object], ser
         except TransportError as error:
             raise LostError(
                 f"the Prefect server no longer answers ({type(error).__name__}), so it has no record of how the run "
-                "ended; finished stages are kept, and the same command continues"
+                f"ended; {_KEPT}"
             ) from error
+        except ConcurrencySlotAcquisitionError as error:
+            raise LostError(f"the Prefect server does not let a task begin ({error}); {_KEPT}") from error
 
 
 def _interrupt(received: list[int], number: int, frame: FrameType | None) -> None:

@@ -124,8 +124,10 @@ def _assert_reports_what_it_does(config: ExperimentConfig, rows: list[dict[str, 
         if term.is_policy_gradient:
             assert any(f"actor/{term.name}_clip_fraction" in row for row in learned), term.name
             assert any(f"actor/{term.name}_weight_p50" in row for row in learned), term.name
-    learning = [term for term in config.objective.terms if term.select != "on_policy" and term.loss.kind != "entropy"]
-    if config.objective.has_off_policy_rows and learning:  # bread learns from what follows a prefix alone
+    # Bread learns from what follows a prefix alone; entropy and divergences, by other tokens than the sampled one.
+    aside = ("entropy", "divergence")
+    learning = [term for term in config.objective.terms if term.select != "on_policy" and term.loss.kind not in aside]
+    if config.objective.has_off_policy_rows and learning:
         assert any(0 < row.get("actor/off_policy_gradient_share", 0) <= 1 for row in learned)
     if config.objective.needs_critic:
         assert all("critic/loss" in row for row in rows)
@@ -136,6 +138,9 @@ def _assert_reports_what_it_does(config: ExperimentConfig, rows: list[dict[str, 
         for name in config.rl.teachers if len(config.rl.teachers) > 1 else ():
             assert any(0 < row[f"batch/taught_share_{name}"] < 1 for row in learned)
         assert all("perf/teacher_s" in row for row in learned)
+        if any(getattr(teacher, "shows", None) == "start" for teacher in config.rl.teachers.values()):
+            # The policy under the prompt that it sampled with: the teacher is the sampler.
+            assert all(abs(row.get(name, 0.0)) < 1e-5 for row in learned for name in names)
         # A group without two right rows has no peer to show.
         assert all(any(row.get(name) for row in learned) for name in names)
     if config.objective.interleaved_sft is not None:

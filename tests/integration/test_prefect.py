@@ -16,6 +16,7 @@ from types import SimpleNamespace
 
 import httpx
 import pytest
+from prefect.concurrency.asyncio import ConcurrencySlotAcquisitionError
 from support.patience import PATIENCE_S
 from support.prefect_api import place_empty_database, shared_api
 from support.refusals import refused
@@ -174,11 +175,22 @@ def test_an_embedded_server_takes_the_place_of_an_api_that_does_not_answer(proje
         server.stop()
 
 
-def test_a_server_that_dies_under_the_flow_is_one_line():
+@pytest.mark.parametrize(
+    ("error", "line"),
+    [
+        (httpx.ConnectError("refused"), r"no longer answers \(ConnectError\)"),
+        (
+            httpx.HTTPStatusError("", request=httpx.Request("GET", "http://a"), response=httpx.Response(503)),
+            "answers 503",
+        ),
+        (ConcurrencySlotAcquisitionError("Unable to acquire slots"), "does not let a task begin .Unable"),
+    ],
+)
+def test_a_server_that_dies_or_is_overloaded_under_the_flow_is_one_line(error, line):
     def flow():
-        raise httpx.ConnectError("refused")
+        raise error
 
-    with pytest.raises(LostError, match=r"no longer answers \(ConnectError\)") as caught:
+    with pytest.raises(LostError, match=line) as caught:
         call_flow(flow, {}, None)
     assert "\n" not in str(caught.value)
 

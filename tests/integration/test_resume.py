@@ -316,16 +316,9 @@ def test_the_best_weights_are_handed_on_and_patience_ends_the_stage(stage, short
     assert read_results(tmp_path / "validation/step_000002.json").rows[0].num_problems == 8
 
 
-@pytest.mark.parametrize(
-    ("overrides", "line"),
-    [
-        (("sft.validation={every: 2, suites: [longer], max_response_tokens: 120}",), "lower validation.max"),
-        (("sft.steps=null", "sft.epochs=1", "sft.validation={every: 9, suites: [longer]}"), "above the stage's 2"),
-    ],
-)
-def test_what_only_the_data_can_tell_is_refused_before_training(overrides, line, split, tmp_path):
-    with pytest.raises(UserError, match=line):
-        run_measured("sft", tmp_path, split, *overrides)
+def test_what_only_the_data_can_tell_is_refused_before_training(split, tmp_path):
+    with pytest.raises(UserError, match="lower validation.max"):
+        run_measured("sft", tmp_path, split, "sft.validation={every: 2, suites: [longer], max_response_tokens: 120}")
     assert not (tmp_path / "metrics.jsonl").exists()
 
 

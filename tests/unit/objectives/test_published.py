@@ -527,7 +527,7 @@ def parts_of(name: str) -> dict[str, str]:
     settings = {}
     for path, value in flat(resolved.given):
         by_preset = resolved.origins[path].startswith(f"{METHODS}/")
-        if by_preset and "objective" not in path and "teachers" not in path:
+        if by_preset and path[0] != "stages" and "objective" not in path and "teachers" not in path:
             settings[".".join(path)] = value
     parts["settings"] = settings
     return {part: found for part, value in parts.items() if value and (found := words(value))}
