@@ -317,7 +317,7 @@ def test_the_best_weights_are_handed_on_and_patience_ends_the_stage(stage, short
 
 
 def test_what_only_the_data_can_tell_is_refused_before_training(split, tmp_path):
-    with pytest.raises(UserError, match="lower validation.max"):
+    with pytest.raises(UserError, match=r"lower validation\.max"):
         run_measured("sft", tmp_path, split, "sft.validation={every: 2, suites: [longer], max_response_tokens: 120}")
     assert not (tmp_path / "metrics.jsonl").exists()
 
