@@ -450,7 +450,8 @@ PUBLISHED = {
         MEAN,
         on_policy="gate.taught=False clipped_surrogate population=all",
         distillation="gate.taught=True distillation population=all",
-        settings="difficulty.teacher=teacher difficulty.num_samples=3 difficulty.max_pass_rate=1.0",
+        settings="difficulty.teacher=teacher difficulty.num_samples=3 difficulty.max_pass_rate=1.0 "
+        "rl.teachers.teacher.kind=model rl.teachers.teacher.rows.pass_rate_at_least=0.66",
     ),
     "trapo": _row(
         "arXiv 2512.17636, authors' code; 0.7 of the paper; entropy 0.001 / 2.7",
@@ -527,7 +528,7 @@ def parts_of(name: str) -> dict[str, str]:
     settings = {}
     for path, value in flat(resolved.given):
         by_preset = resolved.origins[path].startswith(f"{METHODS}/")
-        if by_preset and path[0] != "stages" and "objective" not in path and "teachers" not in path:
+        if by_preset and path[0] != "stages" and not {"objective", "self"} & {*path}:
             settings[".".join(path)] = value
     parts["settings"] = settings
     return {part: found for part, value in parts.items() if value and (found := words(value))}
@@ -542,5 +543,6 @@ def test_a_preset_has_the_values_of_its_source(name):
     source, parts = PUBLISHED[name]
     assert parts_of(name) == parts
     text = (METHODS / f"{name}.yaml").read_text(encoding="utf-8")
-    assert ("self" in parts) == ("teachers" in yaml.safe_load(text).get("rl", {})), "the user gives the others"
+    teachers = yaml.safe_load(text).get("rl", {}).get("teachers", {})
+    assert ("self" in parts) == ("self" in teachers), "the user gives the others"
     assert all(number in text for number in re.findall(r"\d{4}\.\d{5}", source)) and source
