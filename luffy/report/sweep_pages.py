@@ -26,7 +26,7 @@ from luffy.statistics.accuracy import Estimate
 from luffy.tracking.metrics import HeldOutPoint
 
 _COLORS = ("c1", "c2", "c3", "c4", "c5", "c7")
-_STUDY_COLORS = (*_COLORS, "c6", "c8")
+_STUDY_COLORS = (*_COLORS, "c6", "c8", "c9", "c10")
 _BASE_COLOR = "c6"
 _MIN_SEEDS = 3
 """With fewer, a comparison warns."""
