@@ -463,7 +463,9 @@ def _of_model(config: "ExperimentConfig", kinds: frozenset[str], rl: RLConfig | 
     trains = model.architecture is not None or {"sft", "rl"} & kinds
     if trains and model.dtype == "bfloat16" and execution.zero_stage == 0:
         yield "execution.zero_stage: 0 keeps no float32 master weights for model.dtype: bfloat16; set it to 1, 2 or 3"
-    if execution.ranks > 1 and config.cluster == "local":
+    if execution.ranks > 1 and config.cluster == "ray":
+        yield f"execution.ranks: {execution.ranks} are of cluster: local; use execution.ray.trainer_ranks, or remove it"
+    elif execution.ranks > 1:
         engines = {"rl": config.rl, "sft": config.sft}
         for name in (name for name, section in engines.items() if name in kinds and section is not None):
             if getattr(engines[name], "engine", None) == "vllm":
