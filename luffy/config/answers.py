@@ -46,6 +46,8 @@ class DifficultyConfig(StrictModel):
 
     def _complaints(self) -> Iterator[str]:
         low, high, total = self.min_pass_rate, self.max_pass_rate, self.num_samples
+        if low > high:
+            yield f"min_pass_rate {low:g} is above max_pass_rate {high:g}; swap them"
         if self.teacher is not None and high < 1:
             yield f"max_pass_rate {high:g} leaves out the prompts that the teacher solves best; set it to 1.0"
         if not any(low <= correct / total <= high for correct in range(total + 1)):
@@ -112,6 +114,8 @@ class TeacherConfig(StrictModel):
             yield f"{', '.join(inert)} has no effect on a model served by an endpoint; remove it"
         if self.temperature == 0 and self.num_samples > 1:
             yield "temperature 0 gives the same answer each time; set num_samples: 1"
+        if self.temperature == 0 and self.top_p < 1:
+            yield f"top_p {self.top_p} has no effect at temperature 0; remove it"
         request = self.endpoint.request if self.endpoint is not None else {}
         changed = [name for name in ("temperature", "top_p") if name in request and getattr(self, name) != 1]
         if changed:
@@ -202,3 +206,8 @@ class SampleConfig(StrictModel):
         unpriced = [name for name, teacher in self.teachers.items() if teacher.price is None]
         if self.budget is not None and self.budget.max_cost is not None and unpriced:
             yield f"budget.max_cost: teachers.{unpriced[0]}.price is missing"
+        most = max(teacher.num_samples for teacher in self.teachers.values())
+        if self.keep.max_per_prompt > most:
+            yield (
+                f"keep.max_per_prompt {self.keep.max_per_prompt} is above num_samples {most} of every teacher; lower it"
+            )

@@ -50,6 +50,8 @@ class DecodingConfig(StrictModel):
     def _complaints(self) -> Iterator[str]:
         if self.is_greedy and self.num_samples > 1:
             yield "greedy decoding gives the same response each time; set num_samples: 1"
+        if self.is_greedy and self.top_p < 1:
+            yield f"top_p {self.top_p} has no effect on greedy decoding (temperature 0); remove it"
 
     @property
     def is_greedy(self) -> bool:
@@ -104,6 +106,14 @@ class EvaluationConfig(StrictModel):
     `execution.server` that serve `model.endpoint`."""
     confidence: Fraction = 0.95
     """Level of the intervals."""
+
+    def _complaints(self) -> Iterator[str]:
+        sampled = [name for name, suite in self.suites.items() if suite.num_samples is not None]
+        if sampled and all(decoding.is_greedy for decoding in self.decodings.values()):
+            yield (
+                f"suites.{sampled[0]}.num_samples has no effect: every decoding is greedy; remove it or add a decoding "
+                "with a temperature"
+            )
 
     def protocol(self, suite: str, decoding: str) -> SuiteProtocol:
         """The resolved settings of a suite under a decoding, both by name."""

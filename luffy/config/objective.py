@@ -175,6 +175,24 @@ class ObjectiveConfig(StrictModel):
                 yield f"group.starts.{name} with {what} has no effect: no term learns from off_policy tokens; add one"
             if start.is_in_prompt and start.learn == "bare":
                 yield from self._complaints_about_bare(start, selecting)
+        # Where traces replace failed rollouts only, some gates on them are superfluous and others never open.
+        fallback = self.group.fallback
+        if fallback is None or fallback.when is None or len(starts) > 1 or not isinstance(fallback.show, WholeTrace):
+            return
+        bound = fallback.when.accuracy_at_most
+        if bound is None or self.replay is not None:
+            return
+        for term in self.terms:
+            if term.select != "off_policy" or term.gate is None:
+                continue
+            above, at_most = term.gate.group_accuracy_above, term.gate.group_accuracy_at_most
+            if above is not None and above >= bound:
+                yield f"term {term.name!r}: there are no traces where the accuracy of the group is above {above:g}"
+            if at_most is not None and at_most >= bound:
+                yield (
+                    f"term {term.name!r}: group_accuracy_at_most {at_most:g} has no effect, since traces come only "
+                    f"where it is at most {bound:g}; remove it"
+                )
 
     def _complaints_about_beside(self, start: StartConfig) -> Iterator[str]:
         assert start.when is not None
@@ -215,6 +233,8 @@ class ObjectiveConfig(StrictModel):
             if surrogates:
                 name = surrogates[0].name
                 yield f"advantage.kind: none leaves the surrogate {name!r} nothing to learn; use another kind"
+            if advantage.zero_truncated:
+                yield "advantage.zero_truncated has no effect with kind: none; remove it"
         elif self.needs_teacher and not uses_rewards:
             yield f"advantage.kind: {advantage.kind} has no effect: no term uses it; set kind: none"
         if not uses_rewards and not self.needs_teacher:
@@ -236,6 +256,8 @@ class ObjectiveConfig(StrictModel):
             yield f"advantage.k {advantage.k} must be below the {fewest} rows it chooses from: all subsets are one"
         if joint:
             return
+        if not self.has_off_policy_rows:
+            yield "advantage.population: on_policy has no effect without off-policy rows; set it to joint"
         if any(term.is_policy_gradient and term.select != "on_policy" for term in self.terms):
             yield (
                 "advantage.population: on_policy gives off-policy rows advantage 0, so a surrogate on them "

@@ -10,7 +10,7 @@ from luffy.config.chain import SECTIONS, broken_chain, views_of
 from luffy.config.data import MixtureSource, VerifiersSource
 from luffy.config.environment import EnvironmentConfig, VerifiersEnvironment, history_of, single_environments
 from luffy.config.evaluation import VALIDATION
-from luffy.config.execution import VLLM_RANKS
+from luffy.config.execution import LOWEST_VLLM_TEMPERATURE, VLLM_RANKS
 from luffy.config.group import DynamicSampling
 from luffy.config.objective import ObjectiveConfig
 from luffy.config.stage_kinds import kind_of
@@ -92,14 +92,27 @@ def _of_sections(config: "ExperimentConfig", kinds: frozenset[str]) -> Iterator[
 
 def _of_teachers(config: "ExperimentConfig", kinds: frozenset[str], rl: RLConfig | None) -> Iterator[str]:
     """Teachers that are endpoints have URLs, and those of `sample` prompts that suit them."""
-    execution = config.execution
-    for name, teacher in config.sample.teachers.items() if config.sample is not None else ():
-        if teacher.endpoint is not None and (name not in execution.teachers or not execution.teachers[name].urls):
+    teachers = config.sample.teachers if config.sample is not None else {}
+    served = [name for name, teacher in teachers.items() if teacher.endpoint is not None]
+    is_here = "sample" in kinds or "sample" not in config.kinds
+    if unknown := [name for name in config.execution.teachers if name not in served and is_here]:
+        yield (
+            f"execution.teachers: {unknown[0]} is no teacher with an endpoint in sample.teachers; there are: "
+            f"{', '.join(served) or 'none'}"
+        )
+    for name in served:
+        if name not in config.execution.teachers or not config.execution.teachers[name].urls:
             yield f"execution.teachers.{name}.urls: missing; say where the teacher {name} is served"
-    for name, scorer in rl.teachers.items() if rl is not None else ():
-        is_served = name in execution.rl_teachers and execution.rl_teachers[name].urls
-        if isinstance(scorer, ServedTeacher) and not is_served:
-            yield f"execution.rl_teachers.{name}.urls: missing; say where {scorer.name} is served (rl.teachers.{name})"
+    by_name = {} if rl is None else rl.teachers
+    scorers = {name: teacher.name for name, teacher in by_name.items() if isinstance(teacher, ServedTeacher)}
+    for name, model in scorers.items():
+        if name not in config.execution.rl_teachers or not config.execution.rl_teachers[name].urls:
+            yield f"execution.rl_teachers.{name}.urls: missing; say where {model} is served (rl.teachers.{name})"
+    if rl is not None and (unknown := [name for name in config.execution.rl_teachers if name not in scorers]):
+        yield (
+            f"execution.rl_teachers: {unknown[0]} is no teacher of kind: served in rl.teachers; there are: "
+            f"{', '.join(scorers) or 'none'}"
+        )
     if "difficulty" in kinds and config.difficulty is not None and (probed := config.difficulty.teacher) is not None:
         known = {} if config.rl is None else config.rl.teachers
         if probed not in known:
@@ -275,6 +288,8 @@ def _of_scorers(config: "ExperimentConfig", objective: ObjectiveConfig, rl: RLCo
                 )
             if teacher.shows == "start":
                 yield from _about_start_teacher(where, objective)
+            if teacher.shows == "peer" and objective.group.size == 1:
+                yield f"{where}.shows: peer needs other rows in the group; raise objective.group.size"
         starts = objective.group.starts
         asked = () if teacher.rows is None else teacher.rows.start or ()
         if unknown := next((start for start in asked if start not in starts), None):
@@ -294,6 +309,8 @@ def _of_scorers(config: "ExperimentConfig", objective: ObjectiveConfig, rl: RLCo
                 f"term {term.name!r}: gate.taught: rl.teachers has no {taught}{nearest(taught, rl.teachers)}; it has "
                 f"{', '.join(rl.teachers)}"
             )
+        if rl.teaches_every_row and taught is False:
+            yield f"term {term.name!r}: gate.taught: false never holds: every row has a teacher; remove the term"
         if term.needs_teacher and not rl.teaches_every_row and not taught:
             yield (
                 f"term {term.name!r} compares rows with their teacher, and rl.teachers leaves some without one; set "
@@ -397,8 +414,12 @@ def _of_rl(config: "ExperimentConfig", objective: ObjectiveConfig, rl: RLConfig)
 
 
 def _of_engines(config: "ExperimentConfig", kinds: frozenset[str], rl: RLConfig | None) -> Iterator[str]:
-    """Engines suit the cluster, and there are the servers that an evaluation asks."""
+    """Servers are given if and only if a section uses them, and vLLM does not sample below a lowest temperature."""
+    evaluation = config.evaluation if "evaluate" in kinds else None
+    answering = {"difficulty": config.measured_difficulty, "sample": config.sampled_traces}
     sft = config.sft if "sft" in kinds else None
+    if sft is not None and sft.engine != "cluster" and sft.validation is None:
+        yield f"sft.engine: {sft.engine} has no effect without sft.validation; add it, or remove sft.engine"
     if sft is not None and sft.engine == "vllm" and config.cluster == "ray":
         yield (
             "sft.engine: vllm puts an engine into the trainer's process, and cluster: ray has its ranks in processes "
@@ -417,8 +438,30 @@ def _of_engines(config: "ExperimentConfig", kinds: frozenset[str], rl: RLConfig 
             "evaluation.engine: openai asks the servers of model.endpoint, which this experiment lacks; use "
             "transformers or vllm"
         )
-    if asks_servers and "evaluate" in kinds and not config.execution.server.urls:
+    if asks_servers and evaluation is not None and not config.execution.server.urls:
         yield "execution.server.urls: missing; evaluation.engine: openai needs at least one server"
+    is_here = "evaluate" in kinds or "evaluate" not in config.kinds
+    if config.execution.server.urls and not asks_servers and is_here:
+        yield "execution.server.urls has no effect without evaluation.engine: openai"
+    by_vllm: dict[str, float] = {}
+    if rl is not None and (config.cluster == "ray" or rl.engine != "cluster"):
+        by_vllm["rl.temperature"] = rl.temperature
+        if rl.validation is not None:
+            by_vllm["rl.validation.decoding.temperature"] = rl.validation.decoding.temperature
+    if sft is not None and sft.validation is not None and sft.engine != "cluster":
+        by_vllm["sft.validation.decoding.temperature"] = sft.validation.decoding.temperature
+    if evaluation is not None and config.model.endpoint is None and evaluation.engine != "transformers":
+        decodings = evaluation.decodings.items()
+        by_vllm |= {f"evaluation.decodings.{name}.temperature": decoding.temperature for name, decoding in decodings}
+    for stage, section in answering.items():
+        if section is not None and section.temperature is not None and section.engine != "transformers":
+            by_vllm[f"{stage}.temperature"] = section.temperature
+    for name, temperature in by_vllm.items():
+        if 0 < temperature < LOWEST_VLLM_TEMPERATURE:
+            yield (
+                f"{name} {temperature} is below vLLM's lowest sampling temperature; use 0 (greedy, in evaluation) "
+                f"or at least {LOWEST_VLLM_TEMPERATURE}"
+            )
 
 
 def _of_model(config: "ExperimentConfig", kinds: frozenset[str], rl: RLConfig | None) -> Iterator[str]:
@@ -455,11 +498,17 @@ def _of_model(config: "ExperimentConfig", kinds: frozenset[str], rl: RLConfig | 
             f"model.lora.rank: {lora.rank} is more than vLLM's largest of {VLLM_RANKS[-1]}; lower it, or set "
             "execution.vllm.adapter: merged"
         )
-    if model.lora is not None and rl is not None and rl.critic is not None:
-        yield (
-            "model.lora: rl.critic is a second model trained whole, so an adapter would not save its memory; "
-            "choose a method without a critic, or remove model.lora"
-        )
+    if model.lora is not None and rl is not None:
+        if rl.critic is not None:
+            yield (
+                "model.lora: rl.critic is a second model trained whole, so an adapter would not save its memory; "
+                "choose a method without a critic, or remove model.lora"
+            )
+        if model.lora.dropout and "sft" not in config.kinds:
+            yield (
+                "model.lora.dropout has no effect without sft: RL trains without dropout, as its rollouts are "
+                "sampled; remove it"
+            )
     trains = model.architecture is not None or {"sft", "rl"} & kinds
     if trains and model.dtype == "bfloat16" and execution.zero_stage == 0:
         yield "execution.zero_stage: 0 keeps no float32 master weights for model.dtype: bfloat16; set it to 1, 2 or 3"

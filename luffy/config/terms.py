@@ -43,6 +43,10 @@ class _MovingValue(Written):
     """Share of the stage after which `end` is reached."""
     written: ClassVar[str] = "{start:g} -> {end:g} ({kind} over {over:.0%} of the steps)"
 
+    def _complaints(self) -> Iterator[str]:
+        if self.start == self.end:
+            yield f"a schedule from {self.start} to {self.end} stays where it is; give just the number"
+
 
 class LinearValue(_MovingValue):
     """From `start` to `end` in a straight line, then `end`."""
@@ -80,6 +84,8 @@ class WarmupCosineValue(Written):
     def _complaints(self) -> Iterator[str]:
         if self.warmup + self.decay > 1.0:
             yield f"warmup {self.warmup} and decay {self.decay} are together more than the whole stage"
+        if self.start == self.peak == self.end:
+            yield f"a schedule that is {self.peak} throughout stays where it is; give just the number"
 
 
 def number_as_constant(value: object) -> object:
@@ -598,6 +604,8 @@ class TermConfig(StrictModel):
             yield "an auxiliary term has no part in the joint denominator; set population: own or all"
         if self.normaliser.before_gate and self.normaliser.population == "all":
             yield "normaliser.before_gate has no effect with population: all, which counts every row; remove it"
+        if self.normaliser.before_gate and self.gate is None and self.normaliser.population == "own":
+            yield "normaliser.before_gate has no effect without a gate; remove it"
         if isinstance(self.loss, OffPolicySurrogate) and self.select != "off_policy":
             yield f"{self.loss.kind} is for off-policy tokens; set select: off_policy"
         against_sampler = isinstance(self.loss, KLLoss) and self.loss.against == "behavior"
@@ -609,6 +617,8 @@ class TermConfig(StrictModel):
             yield f"evidence changes advantages, and {self.loss.kind} has none; remove it"
         if self.correction is not None and isinstance(self.loss, BehaviorLoss):
             yield f"{self.loss.kind} already divides by the sampler's probability; remove correction"
+        if isinstance(self.coefficient, ConstantValue) and self.coefficient.value == 0:
+            yield "coefficient 0 has no effect; remove the term"
 
 
 def complaints_about(terms: tuple[TermConfig, ...]) -> Iterator[str]:
@@ -624,5 +634,8 @@ def complaints_about(terms: tuple[TermConfig, ...]) -> Iterator[str]:
     joint = [term.normaliser for term in terms if term.normaliser.population == "joint"]
     if len(modes := sorted({each.mode for each in joint})) > 1:
         yield f"terms that share the joint denominator name different modes {modes}; use one"
-    if len({each.before_gate for each in joint}) > 1:
+    before_gate = {each.before_gate for each in joint}
+    if len(before_gate) > 1:
         yield "terms that share the joint denominator differ in before_gate; use one value"
+    if True in before_gate and not any(term.gate for term in terms if term.is_policy_gradient):
+        yield "normaliser.before_gate has no effect: no policy-gradient term has a gate; remove it"

@@ -31,6 +31,10 @@ class ScheduleConfig(StrictModel):
     final_share: Share = 0.0
     """Share of the peak rate that is left at the last step."""
 
+    def _complaints(self) -> Iterator[str]:
+        if self.kind == "constant" and self.final_share:
+            yield "final_share has no effect with kind: constant; remove it"
+
     @property
     def depends_on_length(self) -> bool:
         return self.kind != "constant" or self.warmup_share > 0
@@ -48,6 +52,13 @@ class OptimizerConfig(StrictModel):
     skip_grad_norm: PositiveFloat | None = None
     """Gradients whose norm is above this before clipping make no update; None: every gradient does."""
     schedule: ScheduleConfig = ScheduleConfig()
+
+    def _complaints(self) -> Iterator[str]:
+        if self.skip_grad_norm is not None and self.skip_grad_norm <= self.max_grad_norm:
+            yield (
+                f"skip_grad_norm {self.skip_grad_norm:g} must be above max_grad_norm {self.max_grad_norm:g}: "
+                "nothing would ever be clipped"
+            )
 
 
 class BaseConfig(StrictModel):
@@ -99,6 +110,9 @@ class SFTConfig(StrictModel):
             yield "clipped_surrogate is nll while the old policy is the current one; raise steps_per_phase"
         if self.steps_per_phase > 1 and not self.objective.compares_with_old:
             yield f"steps_per_phase {self.steps_per_phase} has no effect without a clipped_surrogate; remove it"
+        for term in self.objective.terms:
+            if isinstance(term.loss, NegativeLogLikelihoodLoss) and term.loss.temperature == "rollout":
+                yield f"term {term.name!r}: temperature: rollout has no effect without rollouts; remove it"
 
     def num_steps(self, num_traces: int) -> int:
         if self.epochs is not None:
@@ -179,6 +193,13 @@ class MovingReferenceConfig(StrictModel):
     """RL steps from one refresh to the next (TRL's `ref_model_sync_steps` counts optimizer steps)."""
     mixup: PositiveShare = 1.0
     """Share of the policy (TRL's `ref_model_mixup_alpha`). 1: a copy. Below 1: a moving average, decay 1 - mixup."""
+
+    def _complaints(self) -> Iterator[str]:
+        if self.refresh_every == 1 and self.mixup == 1:
+            yield (
+                "refresh_every: 1 with mixup: 1 is the policy before each RL step; use a kl term with against: old (a "
+                "teacher: weights: current), raise refresh_every, or lower mixup"
+            )
 
 
 class TaughtRows(StrictModel):

@@ -20,6 +20,7 @@ from luffy.pipeline.gpus import Gpu, detected_gpus, hidden_gpus
 from luffy.pipeline.graph import build_graph
 from luffy.pipeline.inherited_environment import complaints_about_variables
 from luffy.pipeline.memory import (
+    GIB,
     REWARD_MODEL,
     RL_ENGINE,
     GpuMemory,
@@ -27,6 +28,7 @@ from luffy.pipeline.memory import (
     estimate_memory,
     generation_memory,
     rl_engine_memory,
+    teacher_models,
 )
 
 _ROUNDING = 1.03
@@ -333,10 +335,15 @@ def _notes(placement: _Placement) -> list[str]:
         notes.append(f"{wanted} GPUs needed; this machine has none: ranks and engines would run on its CPU")
     else:
         notes.append(f"{wanted} GPUs needed, this machine has {len(here)}")
+    if placement.trains_rl and config.execution.ray.placement == "disaggregated" and here != []:
+        notes.append("engines on GPUs of their own get each step's weights through CPU memory (Ray's object store)")
     if architecture is None:
         notes.append(f"no memory estimate: the shape of {config.model.path} is unknown here; give a model folder")
     elif (placement.training_gpu_gib if placement.trains_on_ray else placement.generation_gpu_gib) is None:
         notes.append("memory not checked: no GPU found; set execution.gpu_memory_gb")
+    of_teachers = [shape.num_parameters * size / GIB for shape, size in teacher_models(config)] if teachers else []
+    if len(of_teachers) > 1 and config.execution.zero_stage < 3:
+        notes.append(f"the teachers take turns on a GPU: {sum(of_teachers):.1f} GiB of CPU memory for each rank")
     for name, teacher in teachers.items() if architecture is not None else ():
         if isinstance(teacher, ModelTeacher) and architecture_of(ModelConfig(path=teacher.path)) is None:
             notes.append(f"the memory estimate lacks rl.teachers.{name}: the shape of {teacher.path} is unknown here")

@@ -368,5 +368,7 @@ def _around(path: Path, overrides: Sequence[str], over: Sequence[str], seeds: Se
 def _evaluation_of_try(config: ExperimentConfig, select: SelectConfig) -> EvaluationConfig:
     evaluation, name = _evaluation_of(config), decoding_of(config, select)
     decoding, own = evaluation.decodings[name], evaluation.suites.get(select.on)
+    if own is not None and decoding.is_greedy:
+        own = own.model_copy(update={"num_samples": None})  # has no effect on it, which would be refused
     suites = {select.on: own} if own is not None else {}
     return evaluation.model_copy(update={"only": (select.on,), "decodings": {name: decoding}, "suites": suites})

@@ -21,7 +21,9 @@ VLLM = "rl.engine=vllm"
 ITERATED = "chain=expert_iteration"
 STAGES = "stages=[prepare_data, base, "
 TWO_GPUS = "execution.vllm.tensor_parallel_size=2"
+COLDEST = " .. lowest sampling temperature .. 0.01"
 SFT_BY_VLLM = (SFT, "sft.validation={every: 2, suites: [longer]}", "sft.engine=vllm")
+HALF = ("model.dtype=bfloat16", "execution.zero_stage=1")
 COMPILED = "execution.compile=true"
 LORA = "model.lora={rank: 4, alpha: 8}"
 NO_TRAINING = "data.train=null"
@@ -96,6 +98,7 @@ REFUSED = {
         ("difficulty: missing", f"{STAGES}difficulty, rl]"),
         ("difficulty has no effect without rl", f"{STAGES}difficulty, sft]", "difficulty={}"),
         ("difficulty.engine: openai is gone .. cluster: ray", "difficulty.engine=openai"),
+        ("difficulty.temperature 0.005" + COLDEST, "difficulty.engine=vllm", "difficulty.temperature=0.005"),
     ]),
     "how RL samples": (SMOKE, [
         ("hard_at_most (0.8 .. easy_above (0.75", *RL, "rl.sampling={kind: pools, hard_at_most: 0.8}"),
@@ -108,6 +111,7 @@ REFUSED = {
     "rl.reference": (SMOKE, [
         ("rl.reference has no effect", "chain=rl", "method=on_policy", "rl.reference={refresh_every: 2}"),
         ("rl.reference .. model.lora", *UFT, "rl.reference={refresh_every: 2}", LORA),
+        ("rl.reference: refresh_every: 1", *UFT, "rl.reference={refresh_every: 1}"),
         ("rl.reference.mixup .. found 0", *UFT, "rl.reference={refresh_every: 2, mixup: 0}"),
     ]),
     "rl.teachers": (SMOKE, [
@@ -123,7 +127,10 @@ REFUSED = {
          f'{ANSWER}.template="{{prompt}} {{response}} {{feedback}}"'),
         ("rows.start: objective.group.starts has no anwser .. 'answer'", *HDPO, f"{SELF_ROWS}={{start: [anwser]}}"),
         ("prompt has no effect with shows: start", *HDPO, 'rl.teachers.self.prompt="{problem} {trace}"'),
+        ("taught: false never holds", *SDPO, "rl.teachers.self.shows=trace", f"{SDPO_GATE}=false"),
+        ("shows: peer .. objective.group.size", *SDPO, "objective.group.size=1"),
         ("rl.teachers.self.follows .. model.lora", *SDFT, LORA),
+        ("rl.teachers.self.follows .. mixup: 1", *SDFT, "rl.teachers.self.follows.mixup=1"),
         ("follows has no effect .. weights: current", *SDFT, "rl.teachers.self.weights=current"),
         ("rl.teachers has no effect", "chain=rl", "method=on_policy", OF_MODEL),
         ("rl.teachers.self .. {trace} is missing", *OPSD, 'rl.teachers.self.prompt="{problem}"'),
@@ -131,6 +138,7 @@ REFUSED = {
         ("advantage.kind: none .. 'on_policy'", "chain=rl", "method=on_policy", "objective.advantage={kind: none}"),
         ("advantage.kind: raw has no effect", *OPD, OF_MODEL, "objective.advantage={kind: raw}"),
         ("teachers.a takes all rows .. move it last", *OPD, TWO_TEACHERS),
+        ("execution.rl_teachers: b .. none", *OPD, OF_MODEL, "execution.rl_teachers={b: {urls: [http://127.0.0.1:9]}}"),
         ("gate.taught: rl.teachers has no slf; did you mean 'self'?", *SDPO, f"{SDPO_GATE}=slf"),
         ("compares rows with their teacher .. taught: true", *SDPO, f"{SDPO_GATE}=null"),
         ("compares rows with their teacher .. taught: true", *SDPO, f"{SDPO_GATE}=false"),
@@ -142,13 +150,21 @@ REFUSED = {
     ]),
     "engines and servers": (SMOKE, [
         ("rl.engine: openai is gone .. cluster: ray", *RL, "rl.engine=openai", SERVER),
+        ("execution.server.urls has no effect", *RL, SERVER),
         ("urls: give each server once", *ASKED, "execution.server.urls=[http://a:1, http://a:1/v1]"),
         ("evaluation.engine: openai .. model.endpoint", "evaluation.engine=openai", SERVER),
+        ("rl.temperature 0.005" + COLDEST, *RL, RAY, "rl.temperature=0.005"),
+        ("rl.temperature 0.005" + COLDEST, *RL, VLLM, "rl.temperature=0.005"),
+        ("evaluation.decodings.sampled.temperature 0.001" + COLDEST, *RL, "evaluation.engine=vllm",
+         "evaluation.decodings.sampled.temperature=0.001"),
         ("rl.engine: vllm .. cluster: ray", *RL, RAY, VLLM),
+        ("sft.engine: vllm has no effect without sft.validation", SFT, "sft.engine=vllm"),
         ("sft.engine: vllm .. cluster: ray", *SFT_BY_VLLM, RAY),
         ("execution.vllm.tensor_parallel_size: 2 .. sft.engine: vllm", *SFT_BY_VLLM, TWO_GPUS),
         ("execution.vllm.tensor_parallel_size: 2 .. rl.engine: vllm", *RL, VLLM, TWO_GPUS),
         ("sft.engine: openai is gone .. vllm", *SFT_BY_VLLM, "sft.engine=openai"),
+        ("sft.validation.decoding.temperature 0.005" + COLDEST, *SFT_BY_VLLM,
+         "sft.validation.decoding.temperature=0.005"),
         ("rl.engine: .. 'vllm'", *RL, "rl.engine=embedded"),
         ("rl.max_tokens: is gone .. rl.steps", *RL, "rl.max_tokens=9"),
         ("execution.server.connect_timeout_s: is gone", "execution.server.connect_timeout_s=1"),
@@ -191,6 +207,7 @@ REFUSED = {
         ("sample: missing", ITERATED, "sample=null"),
         ("expert_iteration: is gone .. stages.rounds.repeat=3", ITERATED, "expert_iteration.rounds=2"),
         ("sample.engine: openai is gone .. cluster: ray", ITERATED, "sample.engine=openai"),
+        ("sample.temperature 0.005" + COLDEST, ITERATED, "sample.engine=vllm", "sample.temperature=0.005"),
         ("stages.rounds.repeat: .. 1 to 1000 .. 0", ITERATED, "stages.rounds.repeat=0"),
         ("exactly one of epochs and steps", "sft.steps=9"),
         ("exactly one of epochs and steps", "sft.epochs=null"),
@@ -233,8 +250,11 @@ REFUSED = {
         ("no suite is called longr .. 'longer'", "evaluation.suites.longr.num_samples=2"),
         ("evaluation.template: .. qwen_math .. 'qwen_mth'", "evaluation.template=qwen_mth"),
         ("evaluation.template: .. {question} once", "evaluation.template='{question} {question}'"),
+        ("greedy: top_p 0.9 has no effect", "evaluation.decodings.greedy={temperature: 0.0, top_p: 0.9}"),
         ("decodings.greedy .. num_samples: 1", "evaluation.decodings.greedy={temperature: 0.0, num_samples: 4}"),
         ("evaluation.graders: unknown key", "evaluation.graders={longer: choice}"),
+        ("suites.longer.num_samples has no effect", "evaluation.decodings.sampled=null",
+         "evaluation.suites.longer.num_samples=32"),
         ("no suite is called 'longr' .. in_distribution, longer", "evaluation.only=[longr]"),
         ("evaluation.only .. data.validation_prompts", "evaluation.only=[validation]"),
         ("evaluation.only: names a suite twice", "evaluation.only=[longer, longer]"),
@@ -250,6 +270,8 @@ REFUSED = {
         ("metric: loss .. longer/accuracy", validated("suites: [longer], keep_best: {metric: loss}")),
         ("rl.validation.decoding: .. num_samples: 1",
          validated("suites: [longer], decoding: {temperature: 0.0, num_samples: 2}")),
+        ("rl.validation.decoding.temperature 0.001" + COLDEST, VLLM,
+         validated("suites: [longer], decoding: {temperature: 0.001}")),
         ("sft.validation.max_response_tokens: missing", validated("suites: [longer]", "sft"), "evaluation=null",
          f"{STAGES}sft]"),
         ("sft.validation .. execution.zero_stage: 3", validated("suites: [longer]", "sft"), RAY,
@@ -262,6 +284,7 @@ REFUSED = {
         ("grading.kind: prompt .. {reference} and {answer}", JUDGE + "prompt: 'Well?'}"),
         ("named: math already has a meaning", "grading.named={math: choice}"),
         ("grading.named.Mine", "grading.named={Mine: choice}"),
+        ("model.lora.dropout .. sft", *RL, "model.lora={rank: 4, alpha: 8, dropout: 0.1}"),
         ("model.lora: rl.critic", "chain=rl", "method=ppo", "rl.prompts_per_update=null", LORA),
         ("model.lora.alpha: is missing", "model.lora={rank: 4}"),
         ("model.lora.rank: 513 .. 512 .. execution.vllm.adapter: merged", *RL, RAY, "model.lora={rank: 513, alpha: 8}"),
@@ -285,9 +308,12 @@ REFUSED = {
     ]),
     "teachers": (SMOKE, [
         ("execution.teachers.r1.urls: missing", taught()),
+        ("execution.teachers: r2 .. there are: r1", taught(), AT.replace("r1", "r2")),
+        ("execution.teachers: r2 .. there are: none", AT.replace("r1", "r2")),
         ("teachers.r1: .. exactly one of endpoint", taught(", path: x"), AT),
         ("teachers.r1: engine has no effect", taught(", engine: vllm"), AT),
         ("budget.max_cost: teachers.r1.price is missing", taught(options=", budget: {max_cost: 1.0}"), AT),
+        ("max_per_prompt 9 .. num_samples 4", taught(options=", keep: {max_per_prompt: 9}"), AT),
         ("teachers.r1: temperature 0 .. num_samples: 1", taught(", temperature: 0.0"), AT),
         ("sample.rewrite .. environment", taught(), AT, "sample={prompts: all, rewrite: {}}",
          "environment={kind: guess_number}"),

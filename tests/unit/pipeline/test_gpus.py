@@ -72,6 +72,11 @@ KINDS = ("GPU in SFT", "shared GPU in a rollout", "shared GPU in an update", "GP
 UNKNOWN = ["number of GPUs is unknown", "memory not checked"]
 DETECTED = ["execution.gpu_memory_gb=null"]
 APART = "execution.ray={placement: disaggregated, trainer_ranks: 4, engines: 4}"
+TEACHERS = [
+    "method=opd",
+    "rl.teachers={half: {kind: model, path: Qwen/Qwen2.5-1.5B, dtype: bfloat16, rows: {outcome: wrong}}, "
+    "whole: {kind: model, path: Qwen/Qwen2.5-1.5B, dtype: float32}}",
+]
 UNTRAINED = ["base=null", "data.corpus=null", "model.architecture=null"]
 
 
@@ -83,7 +88,7 @@ UNTRAINED = ["base=null", "data.corpus=null", "model.architecture=null"]
         ("exit 9", SEVEN_B, DETECTED, UNKNOWN),
         (None, SEVEN_B, DETECTED, ["this machine has none: ranks and engines would run on its CPU", UNKNOWN[1]]),
         ("exit 9", SEVEN_B, ["model.path=nobody/has-it"], [UNKNOWN[0], "the shape of nobody/has-it is unknown here"]),
-        (NODE, SEVEN_B, [APART, "model.path=nobody/x"], ["8 GPUs needed", "nobody/x"]),
+        (NODE, SEVEN_B, [APART, "model.path=nobody/x"], ["8 GPUs needed", "weights through CPU memory", "nobody/x"]),
         ("exit 9", SMOKE, [], []),
     ],
 )
@@ -95,6 +100,13 @@ def test_what_cannot_be_checked_is_a_note(driver, monkeypatch, script, file, ove
     assert found.complaints == ()
     assert found.gpus == () or overrides == DETECTED
     assert all(named(note, words) for note, words in zip(found.notes, notes, strict=True)), found.notes
+
+
+def test_teachers_that_take_turns_are_counted_in_cpu_memory(driver):
+    driver(NODE)
+    notes = find_resources(load(SEVEN_B, TEACHERS)).notes
+    # 1,543,714,304 parameters in bfloat16, and as many in float32
+    assert any("take turns on a GPU: 8.6 GiB of CPU memory for each rank" in note for note in notes), notes
 
 
 SFT = ["chain=sft", "method=sft", "sft={epochs: 3, batch_size: 64, optimizer: {lr: 5e-5}}"]
