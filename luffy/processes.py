@@ -12,6 +12,7 @@ import atexit
 import contextlib
 import ctypes
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -19,6 +20,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import IO, NoReturn
 
 import psutil
@@ -34,6 +36,8 @@ _PR_SET_PDEATHSIG = 1
 _LIBC = ctypes.CDLL(None, use_errno=True)
 _WATCH_S = 0.5
 _GRACE_S = 5.0
+_PEAK = re.compile(r"^VmHWM:\s+(\d+) kB$", re.MULTILINE)
+_began: float | None = None
 
 
 def die_with(parent_pid: int, sent: signal.Signals = signal.SIGTERM) -> None:
@@ -111,6 +115,25 @@ def exit_without_finalizing(code: int) -> NoReturn:
         with contextlib.suppress(OSError):  # nobody reads it, or the disk is full
             stream.flush()
     os._exit(code)
+
+
+def begin_stage() -> None:
+    """This process turns to another stage: `stage_began` is now, and `peak_memory_bytes` counts from here."""
+    global _began
+    _began = time.time()
+    with contextlib.suppress(OSError):  # where /proc is read-only, the peak stays that of the whole process
+        Path("/proc/self/clear_refs").write_text("5")
+
+
+def stage_began() -> float:
+    """When this process began, or the stage that it has turned to, in seconds since the epoch."""
+    return psutil.Process().create_time() if _began is None else _began
+
+
+def peak_memory_bytes() -> int:
+    """The peak of this process's resident set size since `stage_began`."""
+    (kib,) = _PEAK.findall(Path("/proc/self/status").read_text())
+    return int(kib) << 10
 
 
 def take_supervisor() -> int | None:

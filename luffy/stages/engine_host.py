@@ -24,7 +24,7 @@ from luffy.errors import EXIT_FAILURE
 from luffy.library_loading import loaded
 from luffy.pipeline.identity import read_code_again
 from luffy.pipeline.warm_start import Order
-from luffy.processes import MARK_VARIABLE, SUPERVISOR_VARIABLE, exit_without_finalizing
+from luffy.processes import MARK_VARIABLE, SUPERVISOR_VARIABLE, begin_stage, exit_without_finalizing
 from luffy.rollout.kept_engine import keep_engine
 from luffy.stages import program
 from luffy.stop_request import STOP_SIGNALS, stop_is_requested
@@ -48,6 +48,7 @@ class StageHost:
 
     def run(self, module: str, arguments: list[str], environment: dict[str, str], log: str) -> int:
         """The exit code of `python -m MODULE ARGUMENT ...`, with its output appended to `log`."""
+        begin_stage()
         os.environ.clear()
         os.environ.update(environment | self._own)
         sys.stdout.flush()

@@ -13,11 +13,11 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Literal
 
-import psutil
 from pydantic import TypeAdapter
 
 from luffy.config.execution import TrackingConfig
 from luffy.config.strict import StrictModel
+from luffy.processes import stage_began
 from luffy.tracking.metrics import METRICS_FILE, StepLines, metric_line, read_lines
 from luffy.tracking.services import TrackedRun, open_services
 from luffy.tracking.step_times import START
@@ -89,8 +89,8 @@ class Tracker:
         self._services = open_services(run, tracking)
 
     def started(self) -> None:
-        """Record, with the next line, how long it took until now from the start of this process."""
-        self._start = {START: time.time() - psutil.Process().create_time()}
+        """Record, with the next line, how long it took until now from the start of the stage's program."""
+        self._start = {START: time.time() - stage_began()}
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Record the metrics of `step`; their names start with one of `NAMESPACES`."""

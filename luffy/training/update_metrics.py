@@ -15,7 +15,6 @@ Shape legend: `K` objective terms, `B` rows, `T` tokens, `N` selected tokens.
 import functools
 import logging
 import re
-import resource
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -29,6 +28,7 @@ from luffy.config.terms import CustomLoss, DivergenceLoss, TermConfig
 from luffy.model_shape import ModelArchitecture, from_model_config
 from luffy.objectives.losses import TokenBatch, at_temperature, log_sampler_over_teacher
 from luffy.objectives.objective import LossOutput, logp_gradients, passes, select
+from luffy.processes import peak_memory_bytes
 from luffy.training.ranks import device, sum_over_ranks
 from luffy.types import TrainBatch
 
@@ -217,7 +217,6 @@ def device_peak() -> float | None:
     return peak_flops(torch.cuda.get_device_name(device())) if torch.cuda.is_available() else None
 
 
-_KIB_A_GIB = 2**20
 _BYTES_A_GIB = 2**30
 
 
@@ -228,12 +227,13 @@ compiled (policy, reference, critic, teacher), of which the critic shares the po
 
 
 def process_metrics() -> dict[str, float]:
-    """Metrics in GiB: peak resident set size and, with a GPU, peak memory allocated by torch; and, where anything is
-    compiled, `perf/compiled_graphs`, how many graphs torch has compiled so far. Warns when these become too many.
+    """Metrics of the stage in GiB: peak resident set size and, with a GPU, peak memory allocated by torch; and, where
+    anything is compiled, `perf/compiled_graphs`, how many graphs torch has compiled so far. Warns when these become
+    too many.
 
     They cover this process only; a step logs those of rank 0, which under Ray has no engine.
     """
-    peak = {"perf/peak_memory_gib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / _KIB_A_GIB}
+    peak = {"perf/peak_memory_gib": peak_memory_bytes() / _BYTES_A_GIB}
     if torch.cuda.is_available():
         peak["perf/peak_gpu_memory_gib"] = torch.cuda.max_memory_allocated() / _BYTES_A_GIB
     compiler = sys.modules.get("torch._dynamo.utils")  # not imported here: it takes seconds

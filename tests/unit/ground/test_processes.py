@@ -137,6 +137,21 @@ def test_a_module_runs_as_by_python_m_and_collects_from_when_it_says_that_it_is_
     assert done.stdout.splitlines() == ["False __main__ ['--out', 'x'] ['-m', 'probe', '--out', 'x']", "True True"]
 
 
+TWO_STAGES = """
+import time
+from luffy.processes import begin_stage, peak_memory_bytes, stage_began
+large, began = b"x" * (1 << 28), stage_began()
+del large
+before, now = peak_memory_bytes(), time.time()
+begin_stage()
+print(before >> 28, before - peak_memory_bytes() > 1 << 27, began < now <= stage_began())
+"""
+
+
+def test_a_stage_that_another_left_its_process_to_has_a_start_and_a_peak_of_its_own(tmp_path):
+    assert ran([sys.executable, "-c", TWO_STAGES]).stdout == "1 True True\n"
+
+
 WITH_DEEPSPEED = """
 import sys
 from luffy.library_loading import without_collections
