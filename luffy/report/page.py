@@ -94,8 +94,6 @@ class Page:
     sections: tuple[Section, ...]
     kind: str = ""
     """Beside the title in a browser's tab."""
-    picture: tuple[str, str] | None = None
-    """What the figures show, and the file that Markdown shows in their place."""
 
 
 def html(page: Page) -> str:
@@ -115,7 +113,6 @@ def html(page: Page) -> str:
 def markdown(page: Page) -> str:
     """The page as text: all but the figures, and sections that have nothing else."""
     blocks = [f"# {markdown_cell(page.title)}", markdown_cell(page.subtitle)]
-    blocks += ["![{}]({})".format(*page.picture)] if page.picture else []
     blocks += [block for section in page.sections for block in _blocks(section, 2)]
     return "\n\n".join(filter(None, blocks)) + "\n"
 

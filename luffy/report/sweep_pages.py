@@ -21,7 +21,7 @@ from luffy.evaluation.results import Cell
 from luffy.report.cells import NONE, Table, TableCell, Tone, accuracy, costs_by_name, count, difference, percent, table
 from luffy.report.evaluation_page import accuracy_figure
 from luffy.report.figures import Chart, Line, chart, estimates, picture
-from luffy.report.page import Figure, Page, Section, markdown
+from luffy.report.page import Figure, Page, Section
 from luffy.statistics.accuracy import Estimate
 from luffy.tracking.metrics import HeldOutPoint
 
@@ -135,14 +135,6 @@ def tries_table(tuning: Tuning) -> Table:
 def tuning_costs(tuning: Tuning) -> Table:
     """Total costs of all tries of each arm."""
     return costs_by_name("arm", {arm.arm: arm.costs for arm in tuning.arms})
-
-
-def study_markdown(findings: Findings, results: SweepResults) -> str:
-    """The same tables for a repository's pages, beside the figure."""
-    name = findings.design.name
-    figure = f"Effect against {findings.design.reference}", f"{name}.svg"
-    page = replace(study_page(findings, results), title=f"Results of {name}", subtitle="", picture=figure)
-    return f"<!-- Written by `luffy compare --page`; do not edit. -->\n\n{markdown(page)}\n"
 
 
 def study_figure(findings: Findings) -> str:

@@ -17,6 +17,9 @@ from pathlib import Path
 
 from luffy.config.many_runs.sweep_runs import Sweep, load_sweep
 from luffy.evaluation.across_runs.run_results import read_sweep_results, result_files
+from luffy.evaluation.across_runs.sweep_findings import find
+from luffy.report.page import markdown
+from luffy.report.sweep_pages import study_page
 
 HERE = Path(__file__).parent
 TINY = [
@@ -62,7 +65,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         return code
     # What is finished counts, also where an arm has failed.
     subprocess.check_call([*command, "--collect", "--page"])
-    page = (folder / "guided.results.md").read_text(encoding="utf-8")
+    study = load_sweep(design)
+    results = read_sweep_results(result_files(study.path, study.design.name))
+    page = markdown(study_page(find(study, results), results))
     print(page.partition("## in_distribution")[2] or page)
     return code
 

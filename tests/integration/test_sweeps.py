@@ -271,9 +271,7 @@ def test_results_are_collected_and_shown_and_those_that_differ_are_refused(studi
     code, _, err = study(folder, "--collect", "--page")
     assert code == 0, err
     written = {path.name for path in folder.glob("study_smoke.*")}
-    assert written == {
-        f"study_smoke.{name}" for name in ("results.parquet", "outcomes.parquet", "html", "results.md", "svg")
-    }
+    assert written == {f"study_smoke.{name}" for name in ("results.parquet", "outcomes.parquet", "html", "svg")}
     files = result_files(folder / "design.yaml", load_sweep(folder / "design.yaml").design.name)
     results = read_sweep_results(files)
     first, *rest = results.outcomes["correct"][0]  # of the base

@@ -22,7 +22,7 @@ from luffy.files import write_atomic
 from luffy.flows.launch import launch
 from luffy.pipeline.workspace import Workspace, find_workspace
 from luffy.report.page import html
-from luffy.report.sweep_pages import study_figure, study_markdown, study_page
+from luffy.report.sweep_pages import study_figure, study_page
 
 _FLOW = "luffy.flows.run_sweep:run_sweep"
 _HELP = "YAML file of a comparison, a grid, a study or an experiment, or the name of a shipped one (compare_arithmetic)"
@@ -115,10 +115,9 @@ def _collect(study: Sweep, workspace: Workspace, *, verify: bool) -> None:
 
 
 def _write_pages(study: Sweep) -> None:
-    """Write the page, the figure and the tables beside the design, out of the parquet files."""
+    """Write the page and the figure beside the design, out of the parquet files."""
     results = read_sweep_results(result_files(study.path, study.design.name))
     findings, folder, name = find(study, results), study.path.parent, study.design.name
     write_atomic(folder / f"{name}.html", html(study_page(findings, results)))
-    write_atomic(folder / f"{name}.results.md", study_markdown(findings, results))
     write_atomic(folder / f"{name}.svg", study_figure(findings))
     say(f"report: {folder}/{name}.html")
