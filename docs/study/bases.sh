@@ -1,7 +1,8 @@
 #!/bin/sh
 # The base policies of the study and its teacher, under workspace/study: docs/study/bases.sh [NAME ...]
 # A name is KIND-SEED, KIND mid or never, or teacher; without any, all. Those that exist are left alone. The teacher is
-# mid-100 after SFT on the traces of 4,096 prompts of its own.
+# mid-100 after SFT on the traces of 4,096 prompts of its own. INSTRUCTIONS=avx2 makes them on these instructions of the CPU, in
+# a clone of its own, since keys of stages do not count them.
 set -e
 all="teacher"
 for seed in 101 102 1 2 3 4 5 6; do all="$all mid-$seed"; done
@@ -21,6 +22,6 @@ for name in ${@:-$all}; do
     *) echo "$name: no base of the study; give teacher, mid-SEED or never-SEED" >&2; exit 2 ;;
   esac
   luffy run arithmetic "name=study_$name" "seed=$seed" execution.ranks=1 'stages=[prepare_data, base]' \
-    "data.corpus.stepwise_share=$shares"
+    "execution.cpu_instructions=${INSTRUCTIONS:-native}" "data.corpus.stepwise_share=$shares"
   luffy export "workspace/runs/study_$name-1/stages/base" "workspace/study/$name"
 done
