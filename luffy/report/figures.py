@@ -28,7 +28,7 @@ Bands = Sequence[tuple[str, Sequence[Item]]]
 """Titles, each with its entries."""
 _PALETTE = {
     "fg": "#1c1e21", "muted": "#666a70", "grid": "#e6e6e2", "c1": "#2b66c9", "c2": "#d2691e", "c3": "#2e8b57",
-    "c4": "#9a4fb5", "c5": "#b8960c", "c6": "#8a9199", "c7": "#b03a48", "c8": "#1f9aa8",
+    "c4": "#9a4fb5", "c5": "#b8960c", "c6": "#8a9199", "c7": "#b03a48",
 }  # fmt: skip
 """As in `templates/page.css`, whose legends have the same colours."""
 _SETTINGS: dict[Any, Any] = {

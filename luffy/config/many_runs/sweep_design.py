@@ -112,7 +112,7 @@ class ArmConfig(StrictModel):
 class CellConfig(StrictModel):
     """A situation in which a study compares its arms; what it leaves out is the study's own."""
 
-    label: str
+    label: Annotated[str, Field(min_length=1)]
     """Its name in tables and figures."""
     overrides: tuple[str, ...] = ()
     """`key.path=value`, for all arms; they come after the study's, and before those of an arm."""

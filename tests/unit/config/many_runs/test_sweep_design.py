@@ -300,6 +300,8 @@ def test_values_chosen_in_one_cell_hold_in_all_or_every_cell_tunes_its_own(load)
     runs = study.reported_runs(chosen={"centre": {"luffy": 2}})
     assert {run.arm for run in runs} == {"luffy"}  # nothing is chosen for SFT yet
     assert {(run.point.number, run.config.rl.optimizer.lr) for run in runs} == {(2, 3e-3)}
+    elsewhere = load(changed(STUDY, "tuned_at: centre", "tuned_at: heat-cool"))
+    assert {run.cell for run in elsewhere.tuning_runs(["centre"])} == {"heat-cool"}
     study = load(changed(STUDY, "tuned_at: centre\n", ""))
     assert len(study.tuning_runs()) == 4 * 4
     assert {run.cell for run in study.reported_runs(chosen={"heat-cool": {"luffy": 2}})} == {"heat-cool"}
@@ -451,6 +453,7 @@ TUNED_ON_LONGER = changed(TUNED, "on: validation", "on: longer")
          "many.yaml:11: tuned_at: no cell is called 'cell' .. centre, budget-long .. without"),
         (UNTUNED, SELECTED, "", "many.yaml:10: tuned_at: has no effect without select"),
         (STUDY, "two cool steps", "two steps", "cells.heat-cool.label: is also that of cell centre"),
+        (STUDY, "label: two cool steps", "label: ''", "many.yaml:18: cells.heat-cool.label: must not be empty"),
         (STUDY, "{label: two steps}", "{overrides: []}", "many.yaml:16: cells.centre.label: is missing"),
         (STUDY, "label: two cool", "title: x, label: two cool", "many.yaml:18: cells.heat-cool.title: unknown key"),
         (STUDY, "  heat-cool:", "  heat.cool:", "heat.cool .. small letters, digits and _ -"),
