@@ -246,4 +246,4 @@ def not_among(name: str, names: Iterable[str]) -> str:
     """The end of a refusal of `name`: what it may have meant, and all that there are."""
     names = list(names)
     hint = nearest(name, names, "; did you mean {!r}? there are ") or "; there are "
-    return f"{name!r}{hint}{', '.join(names)}"
+    return f"{name!r}{hint}{', '.join(names) or 'none'}"

@@ -262,7 +262,7 @@ def _complaints_about_selection(config: ExperimentConfig, select: SelectConfig) 
         yield "on", f"{on} is also reported (evaluation.only); values are not chosen on what is"
     if set(suites) == {on}:
         yield "on", f"{on} is the only suite, which leaves none to report; set one apart"
-    if select.decoding not in (None, *evaluation.decodings):
+    if select.decoding is not None and select.decoding not in evaluation.decodings:
         yield "decoding", f"no decoding is called {not_among(select.decoding, evaluation.decodings)}"
 
 

@@ -208,9 +208,9 @@ class Sweep:
         """Raise ConfigError, one line, where a cell has a mistake."""
         if (primary := self.design.primary) is not None:
             centre = self.candidates()[0].config
-            there = {"suite": centre.data.suites, "decoding": _evaluation_of(centre).decodings}
-            for key, known in there.items():
-                if (name := getattr(primary, key)) not in known:
+            suites, decodings = [*centre.data.suites], [*_evaluation_of(centre).decodings]
+            for key, name, known in (("suite", primary.suite, suites), ("decoding", primary.decoding, decodings)):
+                if name not in known:
                     where = place_of(("primary", key), self.origins, str(self.path))
                     raise ConfigError(f"{where}: primary.{key}: no {key} is called {not_among(name, known)}")
         for cell in cells:
