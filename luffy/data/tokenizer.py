@@ -197,6 +197,15 @@ def _settings(model: str, name: str) -> Mapping[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
+def check_scores(own: PreTrainedTokenizerBase, policy: PreTrainedTokenizerBase, whose: str) -> None:
+    """Raise DataError, naming `whose` tokenizer `own` is, where that model cannot score the policy's tokens."""
+    if (difference := tokenizer_difference(own, policy)) is not None:
+        raise DataError(
+            f"{whose} is not the policy's, whose tokens it has to score ({difference}); take one trained from the "
+            "policy's base or of its family, or let it write traces instead (sample.teachers)"
+        )
+
+
 def tokenizer_difference(own: PreTrainedTokenizerBase, policy: PreTrainedTokenizerBase) -> str | None:
     """The first difference by which a text gets other ids, or ends otherwise, than with the policy's tokenizer; None
     where there is none.
