@@ -11,7 +11,7 @@ from pydantic import AfterValidator, Field, JsonValue, NonNegativeInt, PositiveI
 from luffy.config.evaluation import VALIDATION
 from luffy.config.load import FileKind
 from luffy.config.strict import RunName, StrictModel
-from luffy.config.yaml_source import flow_yaml
+from luffy.config.yaml_source import flow_yaml, not_among
 
 CENTRE = "centre"
 """Name of the cell in which every axis has its centre level, and of the only cell without axes."""
@@ -133,7 +133,7 @@ class AxisConfig(StrictModel):
 
     def _complaints(self) -> Iterator[str]:
         if self.centre not in self.levels:
-            yield f"centre: no level is called {self.centre!r}; there are {', '.join(self.levels)}"
+            yield f"centre: no level is called {not_among(self.centre, self.levels)}"
 
 
 class PrimaryConfig(StrictModel):
@@ -258,7 +258,7 @@ class SweepDesign(StrictModel):
                 f"{', '.join(missing)}: {'is missing; add it' if len(missing) == 1 else 'are missing; add them'}"
             )
         if self.arms and self.reference not in self.arms:
-            raise ValueError(f"reference: no arm is called {self.reference!r}; there are {', '.join(self.arms)}")
+            raise ValueError(f"reference: no arm is called {not_among(self.reference, self.arms)}")
         for complaint in self._complaints():
             raise ValueError(complaint)
         return self
@@ -280,16 +280,16 @@ class SweepDesign(StrictModel):
                 yield f"interactions: {name!r} is already the name of a cell; give it another"
             for axis, level in levels.items():
                 if axis not in self.axes:
-                    yield f"interactions.{name}: no axis is called {axis!r}; there are {', '.join(self.axes)}"
+                    yield f"interactions.{name}: no axis is called {not_among(axis, self.axes)}"
                 if level not in (known := self.axes[axis].levels):
-                    yield f"interactions.{name}: axis {axis} has no level {level!r}; there are {', '.join(known)}"
+                    yield f"interactions.{name}: axis {axis} has no level {not_among(level, known)}"
         cells, seen = self.cells, set[tuple[str, frozenset[str]]]()
         for cell, arm, against in self.planned:
             if cell not in cells:
-                yield f"tests: no cell is called {cell!r}; there are {', '.join(cells)}"
+                yield f"tests: no cell is called {not_among(cell, cells)}"
             for name in (arm, against):
                 if name not in self.arms:
-                    yield f"tests: no arm is called {name!r}; there are {', '.join(self.arms)}"
+                    yield f"tests: no arm is called {not_among(name, self.arms)}"
             if arm == against:
                 what = "the reference" if arm == self.reference else "what it is tested against"
                 yield f"tests: {arm} is {what}; it cannot be tested against itself"
