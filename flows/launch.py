@@ -93,7 +93,7 @@ def call_flow(flow: Callable[..., object], parameters: Mapping[str, object], ser
                 raise UserError(
                     f"the Prefect server at {host} does not accept that name; start it with luffy serve --name {host}"
                 ) from None
-            if codes.is_server_error(status):
+            if codes.is_server_error(status) or status in (codes.REQUEST_TIMEOUT, codes.TOO_MANY_REQUESTS):
                 raise LostError(f"the Prefect server answers {status}; {_KEPT}") from error
             if status != codes.UNAUTHORIZED:
                 raise

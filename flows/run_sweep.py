@@ -53,8 +53,8 @@ def run_sweep(
     sweep = load_sweep(config_file, overrides or [], over or [], seeds or [])
     selected = sweep.selected(cells or [])
     sweep.check(selected)
-    for candidate in sweep.candidates(selected[0]):
-        check_resources(candidate.config)
+    for config in sweep.started_with(selected):
+        check_resources(config)
     with open_runs(sweep, selected, find_workspace(), verify=verify) as running:
         if not sweep.design.cells:
             findings = run_arms(running, sweep)

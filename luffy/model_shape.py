@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from luffy.config.model import GGUF, LoRAConfig, ModelConfig, refuse_code
+from luffy.config.model import GGUF, LoRAConfig, ModelConfig, is_local, locate, refuse_code
 from luffy.errors import DataError
 from luffy.json_text import parse_json
 
@@ -80,22 +80,22 @@ def architecture_of(model: ModelConfig) -> ModelArchitecture | None:
         return _qwen2(tiny.hidden_size, tiny.num_layers, heads, heads, width, TINY_VOCABULARY, tied=False)
     if model.path in _KNOWN and not Path(model.path).exists():
         return _KNOWN[model.path]
-    file = _config_file(model.path)
-    return None if file is None else _read(file, from_model_config)
+    file = _config_file(model.path, "model.path")
+    return None if file is None else _read(file, from_model_config, "model.path")
 
 
-def positions_of(model: ModelConfig) -> int | None:
+def positions_of(model: ModelConfig, setting: str = "model.path") -> int | None:
     """Largest number of tokens of a sequence, as all stages read it; None if unknown, as for hub ids not in the cache.
 
     A sliding window is no limit, and scaled rotations count only as far as `max_position_embeddings` contains them.
-    Raises DataError as `architecture_of`.
+    Raises DataError as `architecture_of`, naming `setting`.
     """
     if model.architecture is not None:
         return model.architecture.max_position_embeddings
     if model.max_position_embeddings is not None:
         return model.max_position_embeddings
-    file = _config_file(model.path)
-    found = None if file is None else _read(file, lambda config: config.get("max_position_embeddings"))
+    file = _config_file(model.path, setting)
+    found = None if file is None else _read(file, lambda config: config.get("max_position_embeddings"), setting)
     return found if isinstance(found, int) else None
 
 
@@ -105,17 +105,16 @@ def num_embeddings(config: Mapping[str, Any]) -> int | None:
     return found if isinstance(found, int) else None
 
 
-def _config_file(path: str | None) -> Path | None:
+def _config_file(path: str | None, setting: str) -> Path | None:
     """The `config.json` of a local folder or of the hub's local cache; None: there is none, or it is a GGUF file."""
     if path is None or path.endswith(GGUF):  # whose header takes seconds to read
         return None
-    folder = Path(path)
-    if folder.exists() or path.startswith((".", "/", "~")):
-        refuse_code(folder, "model.path")
+    if is_local(path):
+        refuse_code(folder := Path(locate(path)), setting)
         return folder / "config.json"
     from huggingface_hub import try_to_load_from_cache  # a fifth of a second that only hub ids need
 
-    cached = try_to_load_from_cache(path, "config.json") if path.count("/") == 1 else None
+    cached = try_to_load_from_cache(path, "config.json")
     return Path(cached) if isinstance(cached, str) else None
 
 
@@ -151,16 +150,16 @@ def _size(value: object) -> int:
     return value
 
 
-def _read(file: Path, facts: Callable[[Mapping[str, Any]], _Facts]) -> _Facts:
+def _read(file: Path, facts: Callable[[Mapping[str, Any]], _Facts], setting: str) -> _Facts:
     try:
         return facts(parse_json(file.read_text(encoding="utf-8")))
     except (FileNotFoundError, NotADirectoryError):
         lack = "has no config.json" if file.parent.is_dir() else "is no folder"
-        raise DataError(f"model.path: {file.parent} {lack}; give a Hugging Face model folder") from None
+        raise DataError(f"{setting}: {file.parent} {lack}; give a Hugging Face model folder") from None
     except OSError as error:
-        raise DataError(f"model.path: {file}: cannot be read ({error.strerror})") from None
+        raise DataError(f"{setting}: {file}: cannot be read ({error.strerror})") from None
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise DataError(f"model.path: {file}: is no model's configuration ({error}); give a model folder") from None
+        raise DataError(f"{setting}: {file}: is no model's configuration ({error}); give a model folder") from None
 
 
 def linear_layers(architecture: ModelArchitecture) -> dict[str, tuple[int, int]]:

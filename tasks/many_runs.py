@@ -145,6 +145,7 @@ def run_all(running: ManyRuns, runs: Sequence[SweepRun], shared: Mapping[str, Fi
         try:
             return learn(running, run, shared)
         except LuffyError as error:
+            running.display.run_failed(run.title, error)
             return error
 
     workers, stop = running.workers, running.session.stop

@@ -14,7 +14,7 @@ from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
-from luffy.errors import StageFailed
+from luffy.errors import LuffyError, StageFailed, first_line
 from luffy.pipeline.events import Event
 from luffy.pipeline.experiment import StageObserver
 from luffy.pipeline.manifest import Manifest
@@ -221,13 +221,21 @@ class ChainProgress(StageObserver):
         line.note = plan.identity.key
         self._tell(line, line.state)
 
+    def run_failed(self, title: str, error: LuffyError) -> None:
+        """One of several runs has failed, perhaps by a stage that another has made; an interrupt is none."""
+        if not (isinstance(error, StageFailed) and error.is_interruption):
+            self._print(f"{title}: failed: {first_line(error)}")
+
     def _line(self, plan: StagePlan) -> StageLine:
         return self.lines[f"{self._title}: {plan.node.name}" if self._title else plan.node.name]
 
     def _tell(self, line: StageLine, text: str) -> None:
+        line.told = time.time()
+        self._print(f"{line.name}: {text}")
+
+    def _print(self, text: str) -> None:
         if self._log is not None:
-            line.told = time.time()
-            self._log.print(Text(f"{time.strftime('%H:%M:%S')} {line.name}: {text}"), soft_wrap=True)
+            self._log.print(Text(f"{time.strftime('%H:%M:%S')} {text}"), soft_wrap=True)
 
 
 @contextmanager

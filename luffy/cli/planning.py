@@ -65,7 +65,7 @@ def show_plan(
 
 def show_sweep_plan(sweep: Sweep, workspace: Workspace, cells: Sequence[str], *, verify: bool) -> None:
     """Print the plan of all runs in these cells of a design, as far as they are known before tuning."""
-    show_resources([each.config for each in sweep.candidates(cells[0])], estimate=True)
+    show_resources(sweep.started_with(cells), estimate=True)
     say(f"workspace {workspace.root}")
     rows = [
         (title, plan.node.name, plan.identity.key, plan.headline, plan.reason)

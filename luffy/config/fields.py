@@ -4,7 +4,7 @@ import functools
 import json
 import re
 import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, TypeGuard, Union, get_args, get_origin
 
@@ -168,8 +168,10 @@ _FORMS = {
     "^[a-z0-9][a-z0-9_.-]*$": "may have small letters, digits and _ . - only, a letter or digit first",
     "^[A-Za-z0-9][A-Za-z0-9._-]*$": "may have letters, digits and . _ - only, a letter or digit first",
 }
+_TYPES = {"int", "float", "str", "bool"}
 _BRANCH = "constrained-"
 """How pydantic calls a branch of a union that is a number or text with limits."""
+_OF_BRANCH = re.compile(r"(?P<place>.*?: must be )(?P<allowed>.*)(?P<found>, found .*)")
 _NAMED_KEY = re.compile(r"[a-z_][\w.-]*(?=:? )")
 """How most messages of checks over several sections begin: with the key that is wrong."""
 
@@ -198,7 +200,20 @@ def explain(
         where = place_of(place, origins, default_where)
         given = functools.reduce(child, path, values)
         lines.append(f"{where}: {_describe(path, dotted(path, values), finding, root, given)}")
-    return "\n".join(dict.fromkeys(lines))
+    return "\n".join(_branches_together(dict.fromkeys(lines)))
+
+
+def _branches_together(lines: Iterable[str]) -> list[str]:
+    """The lines, where those on a value that suits no branch of a union are one."""
+    together: list[str] = []
+    for line in lines:
+        before, now = _OF_BRANCH.fullmatch(together[-1] if together else ""), _OF_BRANCH.fullmatch(line)
+        if before and now and before["place"] == now["place"]:
+            found = max(before["found"], now["found"], key=len)  # one may have a hint
+            line = f"{before['place']}{before['allowed']} or {now['allowed']}{found}"
+            together.pop()
+        together.append(line)
+    return together
 
 
 def _describe(path: KeyPath, name: str, finding: Mapping[str, Any], root: type[BaseModel], given: Value) -> str:
@@ -281,7 +296,7 @@ def _key_path(location: tuple[int | str, ...], root: type[BaseModel]) -> KeyPath
         if below and not is_limited:
             path.append(str(part))
             annotations = below
-        elif isinstance(part, int) or not (tagged or part in {"int", "float", "str"} or is_limited or "[" in part):
+        elif isinstance(part, int) or not (tagged or part in _TYPES or is_limited or "[" in part):
             path.append(str(part))
             annotations = []
     return tuple(path)

@@ -6,6 +6,7 @@ code that runs when opened, and that nothing of them leads out of the folder.
 
 import importlib.util
 import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -23,6 +24,8 @@ GGUF = ".gguf"
 TODAY = "strftime_now"
 """The function by which a chat template asks transformers for the date."""
 _PACKAGE = "package:"
+_HUB_ID = re.compile(r"(?!.*(?:--|\.\.))(?:\b[\w.-]{1,96}\b/)?\b[\w.-]{1,96}\b(?<!\.git)", re.ASCII)
+"""NAME or OWNER/NAME, as huggingface_hub allows them."""
 _EXPORT_FOLDER = "model"
 
 
@@ -166,7 +169,7 @@ def model_name(model: Mapping[str, object]) -> str | None:
 def locate(source: str) -> str:
     """The folder, hub id or GGUF file meant; ConfigError for a package that is missing or has not one GGUF file."""
     if not source.startswith(_PACKAGE):
-        return source
+        return os.path.expanduser(source)  # noqa: PTH111 - Path raises where nobody has that name
     package = source.removeprefix(_PACKAGE)
     # Located and not imported: what the package imports itself need not be installed.
     found = importlib.util.find_spec(package)
@@ -179,6 +182,11 @@ def locate(source: str) -> str:
     if len(files) != 1:
         raise ConfigError(f"model.package: {package} ships {len(files)} {GGUF} files; give one as model.path")
     return str(files[0])
+
+
+def is_local(path: str) -> bool:
+    """Whether a model's path means a folder or file of this machine, there or not, and no id of the hub."""
+    return path.endswith(GGUF) or Path(locate(path)).exists() or _HUB_ID.fullmatch(path) is None
 
 
 CODE_FILES = ("*.py", "*.bin", "*.pt", "*.pth", "*.pkl", "*.ckpt")

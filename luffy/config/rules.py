@@ -25,7 +25,7 @@ from luffy.config.starts import (
     WholeTrace,
 )
 from luffy.config.training import CurriculumSampling, PoolSampling, RLConfig, SelfTeacher, ServedTeacher
-from luffy.config.yaml_source import nearest
+from luffy.config.yaml_source import nearest, not_among
 
 if TYPE_CHECKING:
     from luffy.config.experiment import ExperimentConfig
@@ -116,8 +116,7 @@ def _of_teachers(config: "ExperimentConfig", kinds: frozenset[str], rl: RLConfig
     if "difficulty" in kinds and config.difficulty is not None and (probed := config.difficulty.teacher) is not None:
         known = {} if config.rl is None else config.rl.teachers
         if probed not in known:
-            there = ", ".join(known) or "none"
-            yield f"difficulty.teacher: rl.teachers has no {probed}{nearest(probed, known)}; there are: {there}"
+            yield f"difficulty.teacher: rl.teachers has no {not_among(probed, known)}"
         elif config.probed_teacher is None:
             yield f"difficulty.teacher: {probed} is of kind: {known[probed].kind}; only a kind: model answers prompts"
     if config.teachers and config.sample is not None and config.sample.rewrite and config.environment is not None:
@@ -293,27 +292,21 @@ def _of_scorers(config: "ExperimentConfig", objective: ObjectiveConfig, rl: RLCo
         starts = objective.group.starts
         asked = () if teacher.rows is None else teacher.rows.start or ()
         if unknown := next((start for start in asked if start not in starts), None):
-            yield (
-                f"{where}.rows.start: objective.group.starts has no {unknown}{nearest(unknown, starts)}; there are: "
-                f"{', '.join(starts) or 'none'}"
-            )
+            yield f"{where}.rows.start: objective.group.starts has no {not_among(unknown, starts)}"
         measured = teacher.rows is not None and teacher.rows.pass_rate_at_least is not None
         if measured and "difficulty" not in config.kinds:
             yield f"{where}.rows.pass_rate_at_least: no stage measures pass rates; add the section difficulty"
     for term in objective.terms:
-        taught = None if term.gate is None else term.gate.taught
+        taught, at = None if term.gate is None else term.gate.taught, f"objective.terms.{term.name}"
         if not rl.teachers and taught is not None:
-            yield f"term {term.name!r}: gate.taught has no effect without rl.teachers; remove it"
+            yield f"{at}.gate.taught has no effect without rl.teachers; remove it"
         if isinstance(taught, str) and taught not in rl.teachers:
-            yield (
-                f"term {term.name!r}: gate.taught: rl.teachers has no {taught}{nearest(taught, rl.teachers)}; it has "
-                f"{', '.join(rl.teachers)}"
-            )
+            yield f"{at}.gate.taught: rl.teachers has no {not_among(taught, rl.teachers)}"
         if rl.teaches_every_row and taught is False:
-            yield f"term {term.name!r}: gate.taught: false never holds: every row has a teacher; remove the term"
+            yield f"{at}.gate.taught: false never holds: every row has a teacher; remove the term"
         if term.needs_teacher and not rl.teaches_every_row and not taught:
             yield (
-                f"term {term.name!r} compares rows with their teacher, and rl.teachers leaves some without one; set "
+                f"{at} compares rows with their teacher, and rl.teachers leaves some without one; set "
                 "gate: {taught: true}"
             )
 
@@ -338,8 +331,8 @@ def _of_rl(config: "ExperimentConfig", objective: ObjectiveConfig, rl: RLConfig)
     """Optimizer steps, replay, staleness, engines and the choice of prompts suit the method."""
     if objective.compares_with_old and rl.updates_per_step == 1:
         yield (
-            "a kl term against old has no effect with one optimizer step per RL step, where the old policy is "
-            "the current one; lower rl.prompts_per_update or raise rl.passes"
+            "objective.terms: a kl term against old has no effect with one optimizer step per RL step, where the old "
+            "policy is the current one; lower rl.prompts_per_update or raise rl.passes"
         )
     replay = objective.replay
     if replay is not None and round(replay.share * rl.prompts_per_step) < 1:
@@ -468,7 +461,7 @@ def _of_model(config: "ExperimentConfig", kinds: frozenset[str], rl: RLConfig | 
     """A base policy has its corpus, an endpoint is only evaluated, an adapter and a number format suit the training."""
     model, execution = config.model, config.execution
     if model.architecture is not None and (config.base is None or config.data.corpus is None):
-        yield "a base policy trained from scratch needs base (its training) and data.corpus (its text)"
+        yield "model.architecture: a base policy needs base (its training) and data.corpus (its text)"
     if model.architecture is None and (config.base is not None or config.data.corpus is not None):
         origin = next(name for name in ("path", "package", "endpoint") if getattr(model, name) is not None)
         yield f"base and data.corpus have no effect with model.{origin}; remove them"

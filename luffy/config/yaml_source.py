@@ -240,3 +240,10 @@ def nearest(name: str, names: Iterable[str], question: str = "; did you mean {!r
     by_small = {each.lower(): each for each in names}
     close = difflib.get_close_matches(name.lower(), by_small, n=1, cutoff=cutoff)
     return question.format(by_small[close[0]]) if close else ""
+
+
+def not_among(name: str, names: Iterable[str]) -> str:
+    """The end of a refusal of `name`: what it may have meant, and all that there are."""
+    names = list(names)
+    hint = nearest(name, names, "; did you mean {!r}? there are ") or "; there are "
+    return f"{name!r}{hint}{', '.join(names) or 'none'}"

@@ -28,6 +28,7 @@ WHOLE_TOKENS = ("<think>", "</think>", "\\boxed{")
 MAX_VOCABULARY = 512
 """Vocabulary limit of an embedded policy: 256 bytes, the tokens above, and frequent pieces of the data."""
 POLICY_SETTING = "model.path"
+_MAX_SHOWN = 60
 _QUESTION = Message("user", "LUFFYASKED")
 
 
@@ -196,17 +197,39 @@ def _settings(model: str, name: str) -> Mapping[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def is_same_tokenizer(one: PreTrainedTokenizerBase, other: PreTrainedTokenizerBase) -> bool:
-    """Whether two tokenizers give every text the same ids and have the same end of sequence.
+def check_scores(own: PreTrainedTokenizerBase, policy: PreTrainedTokenizerBase, whose: str) -> None:
+    """Raise DataError, naming `whose` tokenizer `own` is, where that model cannot score the policy's tokens."""
+    if (difference := tokenizer_difference(own, policy)) is not None:
+        raise DataError(
+            f"{whose} is not the policy's, whose tokens it has to score ({difference}); take one trained from the "
+            "policy's base or of its family, or let it write traces instead (sample.teachers)"
+        )
+
+
+def tokenizer_difference(own: PreTrainedTokenizerBase, policy: PreTrainedTokenizerBase) -> str | None:
+    """The first difference by which a text gets other ids, or ends otherwise, than with the policy's tokenizer; None
+    where there is none.
 
     Tokens that only one of them has at the end of its vocabulary, such as padding, are no difference.
     """
-    shared = min(len(one), len(other))
+    shared = min(len(own), len(policy))
 
     def rules(tokenizer: PreTrainedTokenizerBase) -> dict[str, object]:
         found = json.loads(tokenizer.backend_tokenizer.to_str())
         found["added_tokens"] = [token for token in found["added_tokens"] if token["id"] < shared]
-        # Calls may leave padding and truncation switched on.
-        return {name: value for name, value in found.items() if name not in ("padding", "truncation", "post_processor")}
+        for name in ("padding", "truncation", "post_processor"):  # calls may leave padding and truncation switched on
+            found.pop(name, None)
+        return {"eos_token_id": tokenizer.eos_token_id, **found}
 
-    return one.eos_token_id == other.eos_token_id and rules(one) == rules(other)
+    return _first_difference(rules(own), rules(policy), "")
+
+
+def _first_difference(own: object, policy: object, where: str) -> str | None:
+    if own == policy:
+        return None
+    if isinstance(own, list) and isinstance(policy, list) and not isinstance((own + policy)[0], str):
+        own, policy = dict(enumerate(own)), dict(enumerate(policy))
+    if not (isinstance(own, dict) and isinstance(policy, dict)):
+        return f"{where} is {str(own)[:_MAX_SHOWN]}, the policy's {str(policy)[:_MAX_SHOWN]}"
+    key = next(key for key in (*own, *policy) if own.get(key) != policy.get(key))
+    return _first_difference(own.get(key), policy.get(key), f"{where}.{key}" if where else str(key))

@@ -13,7 +13,7 @@ from luffy.config.data import CustomSource, FileSource, HubSource
 from luffy.config.environment import CustomEnvironment, EpisodeScoring, ToolsEnvironment
 from luffy.config.grading import CustomGrader, RewardModelGrader
 from luffy.config.group import CustomAdvantage
-from luffy.config.model import ModelConfig, check_classifier, locate, model_files
+from luffy.config.model import ModelConfig, check_classifier, is_local, locate, model_files
 from luffy.config.settings import PrepareDataSettings, ReportSettings, StageSettings
 from luffy.config.shipped import expand_pattern, local_path, template_file
 from luffy.config.strict import StrictModel
@@ -64,8 +64,9 @@ def _named(value: object, field: tuple[str, ...], sources: bool) -> Iterator[Nam
             yield from _model(path, template)
         case ModelConfig(source=path, chat_template=template):
             yield from _model(path, template)
-        case TeacherConfig(path=str(path)) | ModelTeacher(path=path) if _is_local(path):
-            yield f"{where}.path", path, Path(path).expanduser()
+        case TeacherConfig(path=str(path)) | ModelTeacher(path=path) if is_local(path):
+            setting = "difficulty.teacher" if where == "teacher" else f"{where}.path"
+            yield setting, path, Path(locate(path))
         case RewardModelGrader(path=path):
             folder = Path(path).expanduser()
             check_classifier(folder, f"{where}.path")
@@ -103,14 +104,10 @@ def _own(where: str, path: str, options: Collection[str] | None = None) -> Itera
 def _model(path: str | None, chat_template: str | None) -> Iterator[Named]:
     if path is not None:
         here = locate(path)
-        if _is_local(here):
+        if is_local(here):
             yield "model.path", path, Path(here)
     if chat_template is not None:
         yield "model.chat_template", chat_template, template_file(chat_template)
-
-
-def _is_local(path: str) -> bool:
-    return Path(path).exists() or path.startswith((".", "/", "~"))
 
 
 def _content(field: str, path: Path) -> str:

@@ -281,12 +281,13 @@ def _too_long(config: ExperimentConfig, wanted: Sequence[str]) -> Iterator[str]:
         yield from _beyond(positions_of(config.model), name, row, "the model", remedy)
     for name, scorer in rl.teachers.items() if rl is not None else ():
         if isinstance(scorer, ModelTeacher):
-            positions, remedy = positions_of(ModelConfig(path=scorer.path)), "lower them, or take another teacher"
-            yield from _beyond(positions, f"rl.teachers.{name}", rows["rl"], scorer.path, remedy)
+            where, remedy = f"rl.teachers.{name}", "lower them, or take another teacher"
+            positions = positions_of(ModelConfig(path=scorer.path), f"{where}.path")
+            yield from _beyond(positions, where, rows["rl"], scorer.path, remedy)
     for name, teacher in config.teachers.items() if "sample" in wanted else ():
         where = f"sample.teachers.{name}"
         limit = {f"{where}.max_response_tokens": teacher.max_response_tokens}
-        positions = None if teacher.path is None else positions_of(ModelConfig(path=teacher.path))
+        positions = None if teacher.path is None else positions_of(ModelConfig(path=teacher.path), f"{where}.path")
         yield from _beyond(positions, where, limit, str(teacher.path), "lower it")
 
 

@@ -312,10 +312,12 @@ class Teaching:
             if not any(_takes(teacher, task, *kind) for task in tasks for kind in kinds):
                 sources = ", ".join(sorted({task.problem.data_source for task in tasks}))
                 columns = ", ".join(sorted({column for task in tasks for column in task.problem.extra_info}))
+                rates = [task.pass_rate for task in tasks if task.pass_rate is not None]
+                measured = f", their highest pass rate {max(rates):g}" if rates else ""
                 raise DataError(
                     f"rl.teachers.{name}.rows matches no row of the {len(tasks)} training prompts "
                     f"({teacher.rows_in_words}); their data sources are {sources}, their columns "
-                    f"{columns or 'none'}: correct it"
+                    f"{columns or 'none'}{measured}: correct it"
                 )
             raise DataError(
                 f"rl.teachers.{name} would never be asked: those before it take all of its rows "

@@ -18,7 +18,7 @@ from luffy.data.answer_cards import PassRate
 from luffy.data.parquet import iterate_prompts
 from luffy.data.splits import TRAIN
 from luffy.data.templates import load_tokenizer, prompt_lengths
-from luffy.data.tokenizer import adapt_tokenizer
+from luffy.data.tokenizer import adapt_tokenizer, check_scores
 from luffy.errors import DataError
 from luffy.pipeline.identity import Identity, IdentityRecord, read_identity
 from luffy.rollout.vllm_limits import context_length, read_shape
@@ -75,6 +75,8 @@ def answer_prompts(settings: DifficultySettings | SampleSettings, context: Stage
         tokenizer = load_tokenizer(model)
     else:
         model = model_folder(teacher.path, _TEACHER)
+        policy_tokenizer = load_tokenizer(context.inputs["data"] / "tokenizer")
+        check_scores(load_tokenizer(model), policy_tokenizer, f"{_TEACHER}: the tokenizer of {teacher.path}")
         tokenizer = adapt_tokenizer(str(model), None, _TEACHER)
     lengths = prompt_lengths(tokenizer, [prompt.messages for prompt in prompts])
     # Batches of equal lengths save padding.

@@ -27,7 +27,7 @@ from luffy.data.templates import (
     stop_token_ids,
     text_tokens,
 )
-from luffy.data.tokenizer import is_same_tokenizer
+from luffy.data.tokenizer import check_scores
 from luffy.environments.registry import open_player
 from luffy.errors import DataError
 from luffy.grading.judge import Judges
@@ -177,11 +177,7 @@ def _open_teachers(
 def _teacher_folder(teacher: ModelTeacher, where: str, tokenizer: PreTrainedTokenizerBase) -> Path:
     """The folder of the teacher that the ranks load; DataError where its tokens are not the policy's."""
     path, folder = teacher.path, model_folder(teacher.path, where)
-    if not is_same_tokenizer(load_tokenizer(folder), tokenizer):
-        raise DataError(
-            f"{where}: the tokenizer of {path} is not the policy's, so it cannot score the policy's tokens; "
-            "take a teacher of the same family, or let it write traces instead (sample.teachers)"
-        )
+    check_scores(load_tokenizer(folder), tokenizer, f"{where}: the tokenizer of {path}")
     rows = num_embeddings(read_shape(folder))
     if rows is not None and rows < len(tokenizer):
         raise DataError(

@@ -179,9 +179,9 @@ def test_an_embedded_server_takes_the_place_of_an_api_that_does_not_answer(proje
     ("error", "line"),
     [
         (httpx.ConnectError("refused"), r"no longer answers \(ConnectError\)"),
-        (
-            httpx.HTTPStatusError("", request=httpx.Request("GET", "http://a"), response=httpx.Response(503)),
-            "answers 503",
+        *(
+            (httpx.HTTPStatusError("", request=httpx.Request("GET", "http://a"), response=httpx.Response(status)), line)
+            for status, line in ((503, "answers 503"), (429, "answers 429"), (408, "answers 408"))
         ),
         (ConcurrencySlotAcquisitionError("Unable to acquire slots"), "does not let a task begin .Unable"),
     ],

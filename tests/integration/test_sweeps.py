@@ -97,6 +97,7 @@ def test_arms_learn_side_by_side_and_a_failed_one_is_shown_as_failed(compared):
     assert {name: found[name] for name in SHARED | learned} == dict.fromkeys(SHARED | learned, "finished")
     assert "1 of 3 runs have failed" in result.stderr
     assert re.search(r"^broken, seed 1: .*sft.num_traces is 9999", result.stderr, re.MULTILINE)
+    assert re.search(r"^[\d:]+ broken 1: failed: .*sft.num_traces is 9999", result.stdout, re.MULTILINE)  # at once
     assert "Traceback" not in result.stderr
     data = json.loads((folder / "workspace/runs/small-1/comparison.json").read_text())
     luffy, then, broken = data["arms"]

@@ -75,7 +75,7 @@ def compare(
     elif dry_run:
         show_sweep_plan(sweep, where, selected, verify=verify)
     else:
-        check([each.config for each in sweep.candidates(selected[0])], where)
+        check(sweep.started_with(selected), where)
         parameters: dict[str, object] = {
             "config_file": config,
             "overrides": overrides or [],

@@ -21,7 +21,7 @@ from luffy.config.settings import evaluate_settings, settings_of
 from luffy.config.shipped import named_file
 from luffy.config.strict import OF_ONE_MACHINE
 from luffy.config.training import RLConfig
-from luffy.config.yaml_source import KeyPath, place_of
+from luffy.config.yaml_source import KeyPath, not_among, place_of
 from luffy.errors import ConfigError
 
 SHARED_NODES = ("prepare_data", "base", "evaluate_base")
@@ -257,14 +257,13 @@ def _complaints_about_selection(config: ExperimentConfig, select: SelectConfig) 
     if on == VALIDATION and not config.data.validation_prompts:
         yield "on", "the validation split has no prompts; set data.validation_prompts, or name a suite"
     if on not in (*suites, VALIDATION):
-        yield "on", f"no suite is called {on!r}; there are {', '.join(suites)}, or {VALIDATION}"
+        yield "on", f"no suite is called {not_among(on, [*suites, VALIDATION])}"
     if on in (evaluation.only or ()):
         yield "on", f"{on} is also reported (evaluation.only); values are not chosen on what is"
     if set(suites) == {on}:
         yield "on", f"{on} is the only suite, which leaves none to report; set one apart"
-    if select.decoding not in (None, *evaluation.decodings):
-        names = ", ".join(evaluation.decodings)
-        yield "decoding", f"no decoding is called {select.decoding!r}; there are {names}"
+    if select.decoding is not None and select.decoding not in evaluation.decodings:
+        yield "decoding", f"no decoding is called {not_among(select.decoding, evaluation.decodings)}"
 
 
 def learning(config: ExperimentConfig) -> list[StageNode]:

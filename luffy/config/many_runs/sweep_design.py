@@ -11,7 +11,7 @@ from pydantic import AfterValidator, Field, JsonValue, NonNegativeInt, PositiveI
 from luffy.config.evaluation import VALIDATION
 from luffy.config.load import FileKind
 from luffy.config.strict import RunName, StrictModel
-from luffy.config.yaml_source import flow_yaml
+from luffy.config.yaml_source import flow_yaml, not_among
 
 ONLY_CELL = "only"
 """Name of the cell of a grid or a comparison, which have one alone."""
@@ -219,7 +219,7 @@ class SweepDesign(StrictModel):
                 f"{', '.join(missing)}: {'is missing; add it' if len(missing) == 1 else 'are missing; add them'}"
             )
         if self.arms and self.reference not in self.arms:
-            raise ValueError(f"reference: no arm is called {self.reference!r}; there are {', '.join(self.arms)}")
+            raise ValueError(f"reference: no arm is called {not_among(self.reference, self.arms)}")
         for complaint in self._complaints():
             raise ValueError(complaint)
         return self
@@ -238,19 +238,20 @@ class SweepDesign(StrictModel):
                 yield f"select.seeds: {both[0]} is also reported; values are chosen on seeds of their own"
         if self.tuned_at is not None and select is None:
             yield "tuned_at: has no effect without select; remove it"
-        known, labels = f"there are {', '.join(self.cells)}", dict[str, str]()
-        if self.tuned_at not in (None, *self.cells):
-            yield f"tuned_at: no cell is called {self.tuned_at!r}; {known}; without tuned_at every cell chooses its own"
+        if self.tuned_at is not None and self.tuned_at not in self.cells:
+            known = not_among(self.tuned_at, self.cells)
+            yield f"tuned_at: no cell is called {known}; without tuned_at every cell chooses its own"
+        labels = dict[str, str]()
         for name, each in self.cells.items():
             if (other := labels.setdefault(each.label, name)) != name:
                 yield f"cells.{name}.label: is also that of cell {other}; give each cell a label of its own"
         seen = set[tuple[str, frozenset[str]]]()
         for cell, arm, against in self.planned:
             if cell not in self.cells:
-                yield f"tests: no cell is called {cell!r}; {known}"
+                yield f"tests: no cell is called {not_among(cell, self.cells)}"
             for name in (arm, against):
                 if name not in self.arms:
-                    yield f"tests: no arm is called {name!r}; there are {', '.join(self.arms)}"
+                    yield f"tests: no arm is called {not_among(name, self.arms)}"
             if arm == against:
                 what = "the reference" if arm == self.reference else "what it is tested against"
                 yield f"tests: {arm} is {what}; it cannot be tested against itself"

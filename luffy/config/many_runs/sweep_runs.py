@@ -39,7 +39,7 @@ from luffy.config.many_runs.arms import (
 from luffy.config.many_runs.sweep_design import ONLY_CELL, GridPoint, SelectConfig, SweepDesign, grid_points
 from luffy.config.shipped import experiment_file, named_file
 from luffy.config.strict import StrictModel
-from luffy.config.yaml_source import KeyPath, Value, place_of
+from luffy.config.yaml_source import KeyPath, Value, not_among, place_of
 from luffy.errors import ConfigError
 
 OF_SEED = "{seed}"
@@ -113,7 +113,7 @@ class Sweep:
         """The cells of these names in the design's order, all for none; ConfigError where there is no such cell."""
         wanted = set(names) or set(self.cells)
         if unknown := sorted(wanted - set(self.cells)):
-            raise ConfigError(f"{self.path}: no cell is called {unknown[0]!r}; there are {', '.join(self.cells)}")
+            raise ConfigError(f"{self.path}: no cell is called {not_among(unknown[0], self.cells)}")
         return tuple(cell for cell in self.cells if cell in wanted)
 
     def common(self) -> ExperimentConfig:
@@ -130,8 +130,7 @@ class Sweep:
     @property
     def repeated_over(self) -> str:
         """What differs between the reported runs of an arm: their seeds, or their base policies."""
-        path = self.candidates()[0].config.model.path
-        return "bases" if path is not None and OF_SEED in path else "seeds"
+        return "bases" if self._has_bases(self.cells[0]) else "seeds"
 
     def tuned_cell(self, cell: str) -> str | None:
         """The cell whose tuning holds in `cell`; None where nothing is tuned."""
@@ -158,7 +157,7 @@ class Sweep:
             try:
                 origins = dict(self.origins)
                 if self.design.cells[cell].overrides:
-                    origins[("overrides",)] = f"{place_of(('cells', cell), origins, str(self.path))}: cells.{cell}"
+                    origins[("overrides",)] = self._place_of(cell)
                 found = candidates_of_arms(self.design.in_cell(cell, points), self.path, origins)
             except ConfigError as error:
                 raise ConfigError(f"cell {cell}: {str(error).splitlines()[0]}") from None
@@ -202,16 +201,37 @@ class Sweep:
             found += [self._run(cell, each, seed, is_try=False) for seed in self.seeds(cell) for each in picked]
         return found
 
+    def started_with(self, cells: Sequence[str]) -> list[ExperimentConfig]:
+        """What has to be there before any run starts: every arm at every point in the first of `cells`, and a run from
+        each further base policy."""
+        arms = [_from_base_of(each.config, self.seeds(cells[0])[0]) for each in self.candidates(cells[0])]
+        runs = [run.config for run in (*self.tuning_runs(cells), *self.reported_runs(cells))]
+        return arms + list({run.model.path: run for run in runs if run.model != arms[0].model}.values())
+
     def check(self, cells: Sequence[str]) -> None:
         """Raise ConfigError, one line, where a cell has a mistake."""
         if (primary := self.design.primary) is not None:
             first = self.candidates()[0].config
-            where = self.origins.get(("primary",), str(self.path))
-            if primary.suite not in first.data.suites:
-                raise ConfigError(f"{where}: primary.suite: no suite is called {primary.suite!r}")
-            if first.evaluation is None or primary.decoding not in first.evaluation.decodings:
-                raise ConfigError(f"{where}: primary.decoding: no decoding is called {primary.decoding!r}")
+            suites, decodings = [*first.data.suites], [*_evaluation_of(first).decodings]
+            for key, name, known in (("suite", primary.suite, suites), ("decoding", primary.decoding, decodings)):
+                if name not in known:
+                    where = place_of(("primary", key), self.origins, str(self.path))
+                    raise ConfigError(f"{where}: primary.{key}: no {key} is called {not_among(name, known)}")
+        for cell in cells:
+            if self._has_bases(cell) != self._has_bases(self.cells[0]):
+                raise ConfigError(
+                    f"cell {cell}: {self._place_of(cell)}: model.path has {OF_SEED} here or in {self.cells[0]}, "
+                    "and not in both; give each seed a base of its own in every cell, or in none"
+                )
         self.reported_runs(cells)
+
+    def _has_bases(self, cell: str) -> bool:
+        """Whether each seed starts from a base of its own."""
+        path = self.candidates(cell)[0].config.model.path
+        return path is not None and OF_SEED in path
+
+    def _place_of(self, cell: str) -> str:
+        return f"{place_of(('cells', cell), self.origins, str(self.path))}: cells.{cell}"
 
     def _run(self, cell: str, each: Candidate, seed: int, *, is_try: bool) -> SweepRun:
         """Everything after the base has that seed; a try is evaluated on what values are chosen on alone."""

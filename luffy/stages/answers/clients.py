@@ -22,7 +22,7 @@ from luffy.config.model import DType
 from luffy.data.prompt_templates import OWN, ask, stops_of, template_opener
 from luffy.data.schema import joined_text
 from luffy.data.templates import decode, encode_traces, prompt_opener, stop_token_ids
-from luffy.data.tokenizer import is_same_tokenizer
+from luffy.data.tokenizer import tokenizer_difference
 from luffy.environments.episodes import Context, Episode, EpisodePlayer, context_starts
 from luffy.environments.live_episode import EpisodeStart
 from luffy.environments.registry import open_player
@@ -211,7 +211,7 @@ class TokenModelClient:
         self._tokenizer = tokenizer
         self._player = player
         self._keeps_turns = policy is not None
-        self._policy = policy if policy is not None and is_same_tokenizer(tokenizer, policy) else None
+        self._policy = policy if policy is not None and tokenizer_difference(tokenizer, policy) is None else None
         self._text = partial(decode, tokenizer)
         self._opener = "" if player is None else prompt_opener(tokenizer)
 

@@ -19,6 +19,7 @@ from luffy.cli.console import (
     visible_controls,
 )
 from luffy.config import load_experiment
+from luffy.errors import EXIT_INTERRUPTED, DataError, StageFailed
 from luffy.markdown_text import markdown_cell
 from luffy.pipeline.events import Event
 from luffy.pipeline.experiment import open_experiment
@@ -80,9 +81,15 @@ def test_without_a_terminal_a_stage_gives_few_plain_lines(plans):
             display.event(plans[0], progress(step, 4e9 + step))
         display.event(plans[0], Event("waiting", 0.0, 1, text="pid 17 on host"))
         display.failed(plans[0], KeyboardInterrupt())
+        display.run_failed("sft 1", StageFailed("interrupted", exit_code=EXIT_INTERRUPTED))
+        display.run_failed("sft 2", DataError("sft.num_traces is 9999\nmore"))
     lines = [line.split(" ", 1)[1] for line in console.file.getvalue().splitlines()]
     assert lines[0] == "prepare_data: run: first run"
-    assert lines[-2:] == ["prepare_data: waiting for pid 17 on host", "prepare_data: interrupted"]
+    assert lines[-3:] == [
+        "prepare_data: waiting for pid 17 on host",
+        "prepare_data: interrupted",
+        "sft 2: failed: sft.num_traces is 9999",
+    ]
     assert "\x1b" not in console.file.getvalue()
 
 

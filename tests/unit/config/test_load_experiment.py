@@ -308,7 +308,11 @@ def test_a_file_that_is_not_utf_8_is_refused(tmp_path):
     ("text", "overrides", "lines"),
     [
         ("extends: smoke\nseeed: 1\nrl: {steps: x}\n", [], ["rl.steps: ", "seeed: "]),
-        ("extends: smoke\n", ["data.train.stepwise_share=2.5"], ["stepwise_share", "or equal to 1, found 2.5"]),
+        (
+            "extends: smoke\n",
+            ["data.train.stepwise_share=2.5"],
+            ["must be a mapping or less than or equal to 1"],
+        ),
         ("extends: smoke\n", ["data.train.stepwise_share={a: 1}"], ["stepwise_share.a: ", "stepwise_share: "]),
         ("name: own\nsft: null\n", [], ["stages: is missing; add it, or chain: NAME"]),
     ],

@@ -4,11 +4,14 @@ import os
 import sys
 
 import pytest
+from support.refusals import refused
 from support.stages import execute, opened
 
-from luffy.errors import StageFailed
+from luffy.config import load_experiment
+from luffy.errors import DataError, StageFailed
 from luffy.import_paths import NotImported, imported, own_imports
 from luffy.pipeline.outside import outside_files
+from luffy.pipeline.resources import check_resources
 from luffy.stages import prepare_data
 
 LOSS = "objective.terms.on_policy.loss={kind: custom, function: '%s:loss'}"
@@ -87,6 +90,27 @@ def test_replaced_weights_of_the_same_size_and_time_are_others(tmp_path, size):
         os.utime(weights, (0, 0))
         found.add(opened(tmp_path, "smoke.yaml", *chosen).identities["rl"].key)
     assert len(found) == 2
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "setting"),
+    [
+        ("opd", "work/models/qwen", "rl.teachers.teacher.path"),  # of a hub id there is at most one slash
+        ("opd", "my models/qwen", "rl.teachers.teacher.path"),
+        ("opd", "~nobody-here/qwen", "rl.teachers.teacher.path"),
+        ("opd", "qwen.gguf", "rl.teachers.teacher.path"),
+        ("tgopd", "/nowhere/qwen", "difficulty.teacher"),
+    ],
+)
+def test_a_model_that_is_neither_here_nor_a_hub_id_is_missing_before_a_run(tmp_path, method, path, setting):
+    with refused(f"{setting}: {path}: no such file", error=DataError):
+        opened(tmp_path, "smoke.yaml", f"method={method}", f'rl.teachers.teacher={{kind: model, path: "{path}"}}')
+
+
+def test_a_folder_without_a_model_is_named_by_the_setting_of_its_teacher(tmp_path):
+    asked = f"rl.teachers={{teacher: {{kind: model, path: {tmp_path}}}}}"
+    with refused(f"rl.teachers.teacher.path: {tmp_path} has no config.json", error=DataError):
+        check_resources(load_experiment("smoke", ["method=opd", asked]))
 
 
 def test_a_file_that_changes_between_plan_and_start_ends_the_stage_before_it_begins(tmp_path):

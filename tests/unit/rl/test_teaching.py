@@ -154,14 +154,17 @@ def test_the_first_teacher_whose_rows_hold_takes_a_row(teachers: dict[str, RLTea
             ("rl.teachers.a.rows matches no", "from maths", "math"),
         ),
         (_teachers(a=TaughtRows(columns={"area": "code"})), ("rl.teachers.a.rows matches no", "area code", "domain")),
-        (_teachers(a=TaughtRows(pass_rate_at_least=0.5)), ("rl.teachers.a.rows matches no", "pass rate >= 0.5")),
+        (
+            _teachers(a=TaughtRows(pass_rate_at_least=0.5)),
+            ("matches no", "rate >= 0.5", "highest pass rate 0.25"),
+        ),
         (_teachers(a=TaughtRows(data_source=("math", "repo")), b=CODE), ("rl.teachers.b would never be asked",)),
         (_teachers(a=RIGHT, b=WRONG, c=MATH), ("rl.teachers.c would never be asked", "from math or aime")),
     ],
 )
 def test_a_teacher_that_no_row_can_come_to_is_refused(teachers: dict[str, RLTeacher], named: tuple[str, ...]) -> None:
     with refused(*named, error=DataError):
-        Teaching(teachers, [_task("a"), _task("b", "repo", domain="code")])
+        Teaching(teachers, [_task("a", rate=0.25), _task("b", "repo", domain="code")])
 
 
 def test_lists_of_a_file_are_conditions() -> None:

@@ -17,6 +17,7 @@ from luffy.config.training import ModelTeacher
 from luffy.data.answer_cards import SampleCard, read_card, read_pass_rates
 from luffy.data.parquet import read_prompts, write_prompts
 from luffy.data.templates import decode
+from luffy.data.tokenizer import build_tokenizer
 from luffy.errors import DataError
 from luffy.rollout.engine import Completion, RolloutRequest, SamplingParams
 from luffy.rollout.transformers_engine import TransformersEngine
@@ -87,6 +88,9 @@ def test_a_teacher_is_measured_in_place_of_the_policy(tmp_path, inputs, monkeypa
     assert read_prompts(out / "train.parquet") == read_prompts(inputs["data"] / "train.parquet")
     assert json.loads((out / "card.json").read_text())["policy"] == str(folder)
     assert result.metrics["pass_rate"] == 0.5
+    build_tokenizer(["another"] * 4).save_pretrained(folder)  # RL could not have it as a teacher
+    with refused(f"difficulty.teacher: the tokenizer of {folder} is not the policy's", error=DataError):
+        difficulty.run(settings.model_copy(update={"teacher": teacher}), measure_in(tmp_path / "again", inputs))
 
 
 @pytest.mark.parametrize(

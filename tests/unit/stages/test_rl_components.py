@@ -2,16 +2,19 @@
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from support.refusals import refused
 from support.stages import CONFIGS
 from synthetic.answered_stage import stage_context
 from synthetic.arithmetic import problems, tiny_tokenizer
+from tokenizers import Tokenizer
 
 from luffy.config import load_experiment
 from luffy.config.settings import settings_in
 from luffy.data.parquet import write_prompts
+from luffy.data.tokenizer import build_tokenizer
 from luffy.errors import ConfigError, DataError
 from luffy.pipeline.identity import identifying
 from luffy.rl.group_starts import open_starts
@@ -55,6 +58,21 @@ def test_prompts_that_a_method_cannot_use_are_refused(tmp_path, overrides, trace
     inputs = tiny_inputs(tmp_path, tiny_tokenizer(), [f"trace {number}" for number in range(traces)], complement)
     with refused(*named, error=DataError):
         run(settings_of("rl", *overrides), stage_context("rl", tmp_path, inputs))
+
+
+def test_a_teacher_whose_merges_have_another_order_is_refused_by_the_first_of_them(tmp_path, monkeypatch):
+    policy, teacher = (build_tokenizer(["add 34 to and"] * 4) for _ in range(2))
+    inputs = tiny_inputs(tmp_path, policy)
+    state = json.loads(teacher.backend_tokenizer.to_str())
+    merges = state["model"]["merges"]
+    merges[1], merges[2] = merges[2], merges[1]
+    teacher._tokenizer = Tokenizer.from_str(json.dumps(state))
+    teacher.save_pretrained(tmp_path / "teacher")
+    monkeypatch.setattr(rl_components, "model_folder", lambda path, setting: Path(path))  # it has no weights
+    asked = f"rl.teachers={{big: {{kind: model, path: {tmp_path}/teacher}}}}"
+    named = f"(model.merges.1 is {merges[1]}, the policy's {merges[2]})"
+    with refused("rl.teachers.big.path", named, "sample.teachers", error=DataError):
+        run(settings_of("rl", "rl.prompts_per_step=4", "method=opd", asked), stage_context("rl", tmp_path, inputs))
 
 
 @pytest.mark.parametrize(

@@ -316,6 +316,8 @@ def test_each_seed_of_a_study_can_start_from_a_base_of_its_own(load):
     assert {run.seed for run in runs} == {100, 1, 2}
     assert all(run.config.model.path == f"bases/{run.seed}" for run in runs)
     assert study.common().model.path == "bases/1"
+    needed = study.started_with(["heat-cool"])
+    assert {config.model.path for config in needed} == {"bases/100", "bases/1"} and len(needed) == 2 * 2 + 1
     assert len({run.made_as for run in runs if (run.cell, run.arm) == ("centre", "sft")}) == 4  # two tries
 
 
@@ -466,6 +468,9 @@ TUNED_ON_LONGER = changed(TUNED, "on: validation", "on: longer")
          "cell heat-cool: .. many.yaml:18: cells.heat-cool: overrides: rl.steps .. budget"),
         (STUDY, "suite: in_distribution", "suite: nowhere", "no suite is called 'nowhere'"),
         (STUDY, "method: luffy, grid", "method: lufy, grid", "did you mean 'luffy'"),
+        (STUDY, "cells: [centre, budget-long]", "cells: [center]", "did you mean 'centre'? there are centre, budget-"),
+        (STUDY, "suite: in_distribution", "suite: in_dist", "primary.suite: no suite .. 'in_distribution'"),
+        (STUDY, "[rl.temperature=0.8]}", BASES + "}", "cell heat-cool .. many.yaml:18: cells.heat-cool: model.path"),
     ],
 )  # fmt: skip
 def test_a_mistake_is_one_line_that_says_where(load, text, old, new, named):
