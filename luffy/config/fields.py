@@ -1,6 +1,7 @@
 """Every field of an experiment, by the configuration classes, and the lines that say what is wrong with a value."""
 
 import functools
+import itertools
 import json
 import re
 import types
@@ -199,8 +200,18 @@ def explain(
             place = (*place, "kind")
         where = place_of(place, origins, default_where)
         given = functools.reduce(child, path, values)
-        lines.append(f"{where}: {_describe(path, dotted(path, values), finding, root, given)}")
+        meant = {"missing": path[:-1], "union_tag_not_found": path}.get(finding["type"], ())
+        hint = _other_entry(meant, root, values)
+        lines.append(f"{where}: {_describe(path, dotted(path, values), finding, root, given)}{hint}")
     return "\n".join(_branches_together(dict.fromkeys(lines)))
+
+
+def _other_entry(path: KeyPath, root: type[BaseModel], values: Value) -> str:
+    """The earlier entry of a mapping of names that may have been meant by the one at `path`, which is not whole."""
+    entries = functools.reduce(child, path[:-1], values)
+    if not path or not isinstance(entries, dict) or models_at(path[:-1], root):
+        return ""
+    return nearest(path[-1], itertools.takewhile(path[-1].__ne__, entries), ", or did you mean {!r}?")
 
 
 def _branches_together(lines: Iterable[str]) -> list[str]:

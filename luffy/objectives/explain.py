@@ -5,7 +5,7 @@ from textwrap import wrap
 
 from luffy.config.group import DynamicSampling, GroupAdvantage, NoAdvantage
 from luffy.config.objective import ObjectiveConfig
-from luffy.config.starts import Critique, StartConfig, TracePrefix, WholeTrace
+from luffy.config.starts import Critique, FitDose, StartConfig, TracePrefix, WholeTrace
 from luffy.config.terms import TermConfig
 
 _WIDTH = 110
@@ -133,7 +133,8 @@ def _start(start: StartConfig) -> list[str]:
     elif when is not None:
         texts[0] = f"of prompts whose running pass rate is at most {when.pass_rate_at_most:g}, {texts[0]}"
     if start.dose is not None:
-        shared = ", one d for the group" if start.shared else ""
+        whole = "round" if isinstance(start.dose, FitDose) else "group"
+        shared = f", one d for the {whole}" if start.shared else ""
         formula = start.dose.formula()
         texts.append(f"the share d of it: {formula if formula.startswith('d') else f'd = {formula}'}{shared}")
     if start.is_in_prompt:

@@ -86,6 +86,7 @@ def test_every_term_of_a_method_is_explained(method):
             assert stage == "sft" or not term.needs_teacher or "\nTeacher       q" in text
     for name, teacher in config.rl.teachers.items() if config.rl else ():
         assert f"{teacher.formula()} (rl.teachers.{name})" in explained["rl"]
+    assert ("one d for the round" in " ".join(explained.get("rl", "").split())) == (method == "seele")
 
 
 def test_a_stage_explains_its_own_configuration_as_its_experiment_does(tmp_path):

@@ -133,6 +133,8 @@ REFUSED = {
         ("rl.teachers.self.follows .. mixup: 1", *SDFT, "rl.teachers.self.follows.mixup=1"),
         ("follows has no effect .. weights: current", *SDFT, "rl.teachers.self.weights=current"),
         ("rl.teachers has no effect", "chain=rl", "method=on_policy", OF_MODEL),
+        ("rl.teachers.slf.kind: is missing; add it, or did you mean 'self'?", *SDPO, "rl.teachers.slf.shows=peer"),
+        ("starts.trce.show: is missing; add it, or did you mean 'trace'?", *RL, "objective.group.starts.trce.rows=2"),
         ("rl.teachers.self .. {trace} is missing", *OPSD, 'rl.teachers.self.prompt="{problem}"'),
         ("rl.teachers.self.kind: self .. data.rl: complement", *OPSD, "data.rl=complement"),
         ("advantage.kind: none .. 'on_policy'", "chain=rl", "method=on_policy", "objective.advantage={kind: none}"),

@@ -15,6 +15,7 @@ from luffy.report.sweep_pages import study_figure, study_page
 FOLDER = Path(__file__).parents[3] / "docs" / "study"
 README = FOLDER.parents[1] / "README.md"
 STUDY, FIRST = FOLDER / "design.yaml", FOLDER / "first" / "design.yaml"
+AGAIN = FOLDER / "other_instructions.yaml"
 
 
 def tables_of(page):
@@ -59,11 +60,18 @@ def test_the_committed_page_and_figure_come_out_of_the_committed_results():
         assert (FOLDER / f"{name}{suffix}").read_text(encoding="utf-8") == text, f"luffy compare --page: {suffix}"
 
 
-@pytest.mark.parametrize("page", [FOLDER / "findings.md", README])
-def test_the_study_in_prose_is_what_its_results_say(page):
+@pytest.mark.parametrize(
+    ("page", "design", "corner"),
+    [
+        (FOLDER / "findings.md", STUDY, "situation"),
+        (README, STUDY, "situation"),
+        (FOLDER / "findings.md", AGAIN, "on AVX2"),
+    ],
+)
+def test_the_study_in_prose_is_what_its_results_say(page, design, corner):
     """Accuracies are means over bases and problems; differences and their p-values those of planned tests."""
-    study, results, findings = loaded(STUDY)
-    tables = [table for table in tables_of(page) if table[0][0] == "situation"]
+    study, results, findings = loaded(design)
+    tables = [table for table in tables_of(page) if table[0][0] == corner]
     assert tables
     for header, *rows in tables:
         for label, *written in rows:
@@ -78,6 +86,27 @@ def test_the_study_in_prose_is_what_its_results_say(page):
                 p = "p < 0.001" if effect.p_value < 0.001 else f"p = {effect.p_value:.2g}"
                 assert text.replace("**", "") == f"{points(effect)}, {p}", where
                 assert ("**" in text) == effect.is_significant, where
+
+
+def test_on_other_instructions_accuracies_lie_within_the_intervals_and_differences_as_the_page_says():
+    (_, _, first), (study, _, again) = loaded(STUDY), loaded(AGAIN)
+    measured = first.measured[0]
+    for cell, arm in ((cell, arm) for cell in study.cells for arm in ("", *study.design.arms)):
+        interval = first.score(arm, measured, cell).estimate
+        assert interval.low <= again.score(arm, measured, cell).estimate.value <= interval.high, (cell, arm)
+    compared = [(cell, arm) for cell in study.cells for arm in study.design.others]
+    pairs = [*((*each, "on_policy") for each in compared), *study.design.planned]
+    outside = set()
+    for cell, arm, against in pairs:
+        interval = first.effect(cell, arm, against=against).result.difference
+        found = again.effect(cell, arm, against=against).result.difference.value
+        outside |= set() if interval.low <= found <= interval.high else {(cell, arm, against, f"{100 * found:+.1f}")}
+    assert len(pairs) == 8
+    assert outside == {
+        ("centre", "sft_then_rl", "on_policy", "+36.0"),
+        ("centre", "sft_then_rl", "sft", "-5.6"),
+        ("centre", "luffy", "on_policy", "-6.8"),
+    }
 
 
 def test_the_first_study_in_prose_is_what_its_results_say():
