@@ -56,7 +56,7 @@ def run_sweep(
     for config in sweep.started_with(selected):
         check_resources(config)
     with open_runs(sweep, selected, find_workspace(), verify=verify) as running:
-        if not sweep.design.axes:
+        if not sweep.design.cells:
             findings = run_arms(running, sweep)
             _show(findings)
             say(f"report: {running.folder}/{sweep.design.kind}.html")

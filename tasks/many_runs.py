@@ -19,7 +19,7 @@ from prefect.context import TaskRunContext
 
 from luffy.api.runs import track_run
 from luffy.cli.console import ChainProgress, terminal
-from luffy.config.many_runs.sweep_design import CENTRE
+from luffy.config.many_runs.sweep_design import ONLY_CELL
 from luffy.config.many_runs.sweep_runs import SHARED_NODES, Sweep, SweepRun
 from luffy.errors import EXIT_INTERRUPTED, LuffyError, StageFailed, first_line
 from luffy.evaluation.across_runs.run_results import RunOutcome, RunResult, read_run
@@ -104,8 +104,8 @@ def run_arms(running: ManyRuns, sweep: Sweep) -> Findings:
     shared = make_chain(running.session) if sweep.design.arms else {}  # data, base policy and its evaluation
     tuning = chosen = None
     if sweep.design.select is not None:
-        tuning = tuning_of(sweep, CENTRE, run_all(running, sweep.tuning_runs(), shared))
-        chosen = {CENTRE: choose(tuning, strict=False)}
+        tuning = tuning_of(sweep, ONLY_CELL, run_all(running, sweep.tuning_runs(), shared))
+        chosen = {ONLY_CELL: choose(tuning, strict=False)}
     runs = sweep.reported_runs(chosen=chosen)
     outcomes = run_all(running, runs, shared)
     base = read_scores(shared["evaluate_base"].directory) if shared else None

@@ -48,7 +48,7 @@ from luffy.json_text import MAX_DEPTH
 
 FileKind = Literal["experiment", "comparison", "grid", "study"]
 _KEYS: dict[str, FileKind] = {
-    "axes": "study",
+    "cells": "study",
     "arms": "comparison",
     "grid": "grid",
     "reference": "comparison",

@@ -16,6 +16,7 @@ _SANDBOX = "what can be set is call_cpu_s, call_wall_s, memory_mib and max_threa
 _SERVERS = "engines on servers elsewhere are gone; cluster: ray has engines on other machines"
 
 
+_CELLS = "give each situation as a cell: cells: {NAME: {label: TEXT, overrides: [KEY=VALUE]}}"
 _STARTS = "what rows are given stands in one place, as in the presets of exp_configs/methods: objective.group.starts:"
 
 
@@ -113,6 +114,9 @@ REMOVED: Mapping[str, Removed] = {
     "author_column": Removed(None, "give traces.author, or rows with the column traces, each trace with its author"),
     "decontamination.ngram": Removed(13, "runs of 13 words are compared; remove it"),
     "decontamination.overlap": Removed(0.5, "half of a problem's word runs are enough; remove it"),
+    "axes": Removed(None, f"{_CELLS}; a level that left the centre is the cell AXIS-LEVEL"),
+    "interactions": Removed(None, _CELLS),
+    "seeds_elsewhere": Removed(None, "a cell that has other seeds than the study gives them: cells.NAME.seeds"),
     "select.random": Removed(None, "every point of a grid is tried: give each arm a grid of as many points"),
 }
 """By the field's own name, or by its section's, or that section's kind, and its own (`rl.seed`)."""

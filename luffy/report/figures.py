@@ -28,8 +28,7 @@ Bands = Sequence[tuple[str, Sequence[Item]]]
 """Titles, each with its entries."""
 _PALETTE = {
     "fg": "#1c1e21", "muted": "#666a70", "grid": "#e6e6e2", "c1": "#2b66c9", "c2": "#d2691e", "c3": "#2e8b57",
-    "c4": "#9a4fb5", "c5": "#b8960c", "c6": "#8a9199", "c7": "#b03a48", "c8": "#1f9aa8",
-    "c9": "#6b7a1e", "c10": "#d977a8",
+    "c4": "#9a4fb5", "c5": "#b8960c", "c6": "#8a9199", "c7": "#b03a48",
 }  # fmt: skip
 """As in `templates/page.css`, whose legends have the same colours."""
 _SETTINGS: dict[Any, Any] = {
@@ -53,7 +52,7 @@ _LOCK = threading.Lock()
 _WIDTH, _HEIGHT = 288.0, 140.0
 _TOP, _RIGHT, _BOTTOM = 6.0, 8.0, 26.0
 _ROWS_WIDTH, _ROW = 331.0, 13.7
-_CAPTION = 26.0
+_CAPTION = 38.0
 _CHARACTER = 5.4
 """Width of a character, on the safe side."""
 _PLACE_CHARACTERS = 15
@@ -98,6 +97,12 @@ class Chart:
     """Shares of the same steps, stacked to 100 %."""
     places: Sequence[str] = ()
     """Names for x = 0, 1, 2, ...; empty: x is a number."""
+    span: float = 0.0
+    """Not 0: a forest, whose places are rows from the top, with values around 0 from -span to span to the right."""
+
+    @property
+    def height(self) -> float:
+        return _TOP + _BOTTOM + _ROW * len(self.places) if self.span else _HEIGHT
 
 
 def estimates(label: str, color: str, xs: Sequence[float], found: "Sequence[Estimate]") -> Line:
@@ -110,7 +115,7 @@ def chart(drawn: Chart) -> str:
 
     A long line is faint, with a running mean on top; one with intervals has them as a band, or at named places as bars.
     """
-    with _canvas(_WIDTH, _HEIGHT) as canvas:
+    with _canvas(_WIDTH, drawn.height) as canvas:
         _draw(canvas, drawn, 0.0, 0.0, bounded=False)
         return _svg(canvas)
 
@@ -140,28 +145,20 @@ def bars(bands: Bands[tuple[str, Sequence[tuple[str, float]]]]) -> str:
         return _svg(canvas)
 
 
-def picture(charts: Sequence[Chart], legend: Sequence[tuple[str, str]] | None = None) -> str:
-    """Charts with titles in a grid; those without a point are left out.
-
-    `legend`: colours and labels of all charts; None: each has its own.
-    """
+def picture(charts: Sequence[Chart]) -> str:
+    """Charts with titles and legends in a grid; those without a point are left out."""
     drawn = [each for each in charts if any(line.points for line in each.lines)]
-    columns = min(2, max(len(drawn), 1))
-    width, cell = columns * (_WIDTH + 12), _HEIGHT + _CAPTION + (12 if legend is None else 0)
-    entries = list(_placed(legend or (), 6.0, 12.0, width))
-    top = 4.0 if legend is None else max((y for *_, y in entries), default=0.0) + 8
-    height = top + math.ceil(len(drawn) / columns) * cell
-    with _canvas(width, height) as canvas:
-        for color, label, x, y in entries:
-            _swatch(canvas, color, label, x, y)
+    columns, tallest = min(2, max(len(drawn), 1)), max((each.height for each in drawn), default=_HEIGHT)
+    cell = tallest + _CAPTION
+    with _canvas(columns * (_WIDTH + 12), 4 + math.ceil(len(drawn) / columns) * cell) as canvas:
         for index, each in enumerate(drawn):
-            x, y = 6 + index % columns * (_WIDTH + 12), top + index // columns * cell
+            x, y = 6 + index % columns * (_WIDTH + 12), 4 + index // columns * cell
             _write(canvas, each.title, x, y + 12, ha="left", color=_PALETTE["fg"], size=10)
-            labels = [(line.color, line.label) for line in each.lines if line.points]
-            if legend is None and [label for _, label in labels] != [each.title]:
-                for color, label, at, _ in _placed(labels, x, 0.0, math.inf):
-                    _swatch(canvas, color, label, at, y + 24)
-            _draw(canvas, each, x, y + cell - _HEIGHT, bounded=True)
+            lines, at = [line for line in each.lines if line.points], x
+            for line in lines if [line.label for line in lines] != [each.title] else ():
+                _swatch(canvas, line.color, line.label, at, y + 24)
+                at += 22 + _CHARACTER * len(line.label)
+            _draw(canvas, each, x, y + (18 if each.span else _CAPTION), bounded=True)
         return _svg(canvas)
 
 
@@ -175,6 +172,9 @@ def _draw(canvas: "Canvas", drawn: Chart, x: float, y: float, *, bounded: bool) 
     from matplotlib.ticker import MaxNLocator
 
     lines = [line for line in drawn.lines if line.points]
+    if drawn.span:
+        _forest(canvas, drawn, lines, x, y)
+        return
     axes = _axes(canvas, x + 6, y + _TOP, x + _WIDTH - _RIGHT, y + _HEIGHT - _BOTTOM)
     axes.margins(x=0.02 if any(line.low for line in lines) else 0, y=0.05)
     if drawn.stacked:
@@ -206,6 +206,23 @@ def _draw(canvas: "Canvas", drawn: Chart, x: float, y: float, *, bounded: bool) 
     axes.set_position(_place(canvas, left, y + _TOP, x + _WIDTH - _RIGHT, y + _HEIGHT - _BOTTOM))
     axes.grid(axis="y", lw=0.8, clip_on=False)
     _write(canvas, drawn.over, (left + x + _WIDTH - _RIGHT) / 2, y + _HEIGHT - 4)
+
+
+def _forest(canvas: "Canvas", drawn: Chart, lines: Sequence[Line], x: float, y: float) -> None:
+    from matplotlib.ticker import MaxNLocator
+
+    left, right, bottom = x + 12 + _CHARACTER * max(map(len, drawn.places)), x + _WIDTH - _RIGHT, y + drawn.height
+    axes = _axes(canvas, left, y + _TOP, right, bottom - _BOTTOM)
+    axes.set(xlim=(-drawn.span, drawn.span), ylim=(len(drawn.places) - 0.5, -0.5))
+    for line in lines:
+        axes.hlines(line.xs, line.low, line.high, color=_PALETTE[line.color], lw=1.6, alpha=0.6)
+        axes.plot(line.ys, line.xs, "o", color=_PALETTE[line.color], ms=4.8, mew=0)
+    ticks = _inside(MaxNLocator(8, steps=(1, 2, 2.5, 5, 10)), axes.get_xlim())
+    axes.set_xticks(ticks, _labels([100 * tick for tick in ticks], False))
+    axes.set_yticks(range(len(drawn.places)), drawn.places)
+    axes.grid(axis="x", lw=0.8)
+    axes.axvline(0, color=_PALETTE["muted"], lw=0.8, zorder=0.5)
+    _write(canvas, drawn.over, (left + right) / 2, bottom - 4)
 
 
 def _line(axes: "Axes", line: Line, shift: float, *, smooth: bool, with_band: bool) -> None:
@@ -258,18 +275,6 @@ def _banded(bands: Bands[Item], left: float) -> "Iterator[tuple[Canvas, Axes, li
             entries += ((top + 1.45 + index, entry) for index, entry in enumerate(found))
             top += len(found) + 1.5
         yield canvas, axes, entries
-
-
-def _placed(
-    entries: Sequence[tuple[str, str]], left: float, top: float, width: float
-) -> Iterator[tuple[str, str, float, float]]:
-    """Entries of a legend with their places, in lines no longer than `width`."""
-    x = left
-    for color, label in entries:
-        if x > left and x + 22 + _CHARACTER * len(label) > width:
-            x, top = left, top + 12
-        yield color, label, x, top
-        x += 22 + _CHARACTER * len(label)
 
 
 def _swatch(canvas: "Canvas", color: str, label: str, x: float, y: float) -> None:

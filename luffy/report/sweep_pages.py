@@ -8,7 +8,7 @@ from dataclasses import replace
 from itertools import cycle
 from statistics import fmean
 
-from luffy.config.many_runs.sweep_design import CENTRE, value_text
+from luffy.config.many_runs.sweep_design import ONLY_CELL, value_text
 from luffy.evaluation.across_runs.run_results import (
     REPORTED,
     TRIED,
@@ -26,7 +26,6 @@ from luffy.statistics.accuracy import Estimate
 from luffy.tracking.metrics import HeldOutPoint
 
 _COLORS = ("c1", "c2", "c3", "c4", "c5", "c7")
-_STUDY_COLORS = (*_COLORS, "c6", "c8", "c9", "c10")
 _BASE_COLOR = "c6"
 _MIN_SEEDS = 3
 """With fewer, a comparison warns."""
@@ -80,7 +79,7 @@ def difference_table(findings: Findings, decoding: str) -> Table | None:
     suites, reference = findings.suites(decoding), findings.design.reference
     rows = []
     for arm in findings.arms:
-        if any(found := [findings.effect(CENTRE, arm.name, (suite, decoding)) for suite in suites]):
+        if any(found := [findings.effect(ONLY_CELL, arm.name, (suite, decoding)) for suite in suites]):
             rows.append((arm.name, *map(_effect, found)))
     title = f"Percentage points minus {reference}"
     return table((f"minus {reference}", *suites), rows, title, style="numbers") if rows else None
@@ -138,30 +137,16 @@ def tuning_costs(tuning: Tuning) -> Table:
 
 
 def study_figure(findings: Findings) -> str:
-    """Effect against the reference over the levels of every axis, as a self-contained SVG."""
-    return picture(_effects(findings), legend=_study_legend(findings))
-
-
-def decision_table(findings: Findings) -> Table:
-    """For each cell, the arms that are better than, worse than, or not distinguishable from the reference."""
-    rows, reference = [], findings.design.reference
-    for cell in findings.design.cells:
-        by_verdict: dict[str, list[str]] = {verdict: [] for verdict in _TONES}
-        for arm in findings.design.others:
-            if (effect := findings.effect(cell, arm)) is not None:
-                mark = _PLANNED if effect.is_planned else ""
-                by_verdict[effect.verdict].append(f"{arm}{mark} ({difference(effect.result.difference).plain})")
-        if any(by_verdict.values()):
-            rows.append((_situation(findings, cell), *(", ".join(arms) or NONE for arms in by_verdict.values())))
-    return table(("situation", f"ahead of {reference}", f"behind {reference}", "not distinguishable"), rows)
+    """Effects against the reference in every cell, as a self-contained SVG."""
+    return picture(_effects(findings))
 
 
 def accuracies_of_cells(findings: Findings, measured: Cell) -> Table:
     """Accuracy in percent on one suite: a row for each cell, a column for the base and each arm."""
     arms, rows = tuple(findings.design.arms), []
-    for cell in findings.design.cells:
+    for cell, own in findings.design.cells.items():
         if any(found := [findings.score(arm, measured, cell) for arm in ("", *arms)]):
-            rows.append((_situation(findings, cell), *map(_score, found)))
+            rows.append((own.label, *map(_score, found)))
     each = findings.repeated_over
     note = f"Accuracy in percent, mean over {each} and problems (each of the {each}):"
     return table(("situation", "base", *arms), rows, note=note, style="numbers")
@@ -293,7 +278,7 @@ def _verdict(findings: Findings) -> Section:
     suite, decoding = findings.measured[0] if findings.measured else ("", "")
     words = []
     for arm in design.others:
-        if (effect := findings.effect(CENTRE, arm)) is not None:
+        if (effect := findings.effect(ONLY_CELL, arm)) is not None:
             cell = difference(effect.result.difference, effect.adjusted_p)
             is_even = effect.verdict == "not distinguishable"
             where = f"{effect.verdict} {'from' if is_even else 'of' if effect.verdict == 'ahead' else ''}".strip()
@@ -416,52 +401,42 @@ def _at_places(
 def study_page(findings: Findings, results: SweepResults) -> Page:
     """The page of a study: effects in every cell, and what was tried and spent."""
     design, confidence = findings.design, f"{100 * findings.confidence:g} %"
-    note, legend = f"Percentage points minus {design.reference}, with {confidence} intervals.", _study_legend(findings)
-    figures = (Figure(each.title, note, chart(each), legend) for each in _effects(findings))
+    figures = (Figure(each.title, "", chart(each)) for each in _effects(findings))
     (suite, decoding), repeated = findings.measured[0], findings.repeated_over
-    differ = f"Differences from {design.reference} on {suite} ({decoding}) in percentage points"
-    sections = [
-        Section(title=f"Effect against {design.reference}", aside=f"{suite}, {decoding}", figures=tuple(figures)),
-        Section(
-            title="What to take when",
-            notes=(
-                f"{differ} with {confidence} intervals over {repeated} and problems. A planned test ({_PLANNED}) "
-                "counts after Holm's correction over all planned tests; everything else is exploratory and "
-                "uncorrected.",
-            ),
-            tables=(decision_table(findings),),
-        ),
-    ]
+    note = (
+        f"Percentage points minus {design.reference} with {confidence} intervals over {repeated} and problems, "
+        f"uncorrected. The p-value of a planned test ({_PLANNED}) is after Holm's correction over all planned tests; "
+        "everything else is exploratory."
+    )
+    title, aside = f"Effect against {design.reference}", f"{suite}, {decoding}"
+    sections = [Section(title=title, aside=aside, notes=(note,), figures=tuple(figures))]
     if design.planned:
         missing = f"{len(findings.missing)} of {len(design.planned)} planned tests have no results yet; they count in "
         notes = (f"{missing}the correction.",) if findings.missing else ()
         sections.append(Section(title="Planned tests", notes=notes, tables=(_planned(findings),)))
     for on in findings.measured:
         rows = []
-        for cell in design.cells:
+        for cell, own in design.cells.items():
             if any(effects := [findings.effect(cell, arm, on) for arm in design.others]):
-                rows.append((_situation(findings, cell), *(_effect(each, in_study=True) for each in effects)))
+                rows.append((own.label, *(_effect(each, in_study=True) for each in effects)))
         header = f"minus {design.reference}", *design.others
         note = f"Differences in percentage points ({_PLANNED} planned):"
         tables = accuracies_of_cells(findings, on), table(header, rows, note=note, style="numbers")
         sections.append(Section(title=", ".join(on), tables=tables))
-    if (tuned := _tried_of_cells(results)).rows:
+    if (tuned := _tried_of_cells(findings, results)).rows:
         sections.append(Section(title="Tuning", tables=(tuned,)))
     sections.append(Section(title="Costs of a run", tables=(_costs_of_cells(findings, results),)))
     if design.limits:
         sections.append(Section(title="Limits", text=tuple(design.limits)))
     assert design.budget is not None
-    seeds, elsewhere = (", ".join(map(str, each)) for each in (design.seeds, design.seeds_elsewhere))
+    seeds = [", ".join(map(str, design.seeds))]
+    seeds += [f"{', '.join(map(str, each.seeds))} in {each.label}" for each in design.cells.values() if each.seeds]
     num_run = len(accuracies_of_cells(findings, findings.measured[0]).rows)
     subtitle = (
         f"{num_run} of {len(design.cells)} cells · {len(design.arms)} arms · {design.budget.text} · "
-        f"{repeated} {seeds}" + (f" at the centre, {elsewhere} elsewhere" if elsewhere != seeds else "")
+        f"{repeated} {'; '.join(seeds)}"
     )
     return Page(design.name, subtitle, tuple(sections), "study")
-
-
-def _situation(findings: Findings, cell: str) -> str:
-    return findings.design.situation(cell) or CENTRE
 
 
 def _planned(findings: Findings) -> Table:
@@ -476,16 +451,20 @@ def _planned(findings: Findings) -> Table:
             p = "< 0.001" if effect.p_value < 0.001 else f"{effect.p_value:.3f}"
             verdict = TableCell(effect.verdict, (), _TONES[effect.verdict])
             found = difference(effect.result.difference), p, verdict
-        rows.append((_situation(findings, cell), arm, against, *found))
+        rows.append((findings.design.cells[cell].label, arm, against, *found))
     return table(("situation", "arm", "against", "difference", "p, corrected", "verdict"), rows)
 
 
-def _tried_of_cells(results: SweepResults) -> Table:
+def _tried_of_cells(findings: Findings, results: SweepResults) -> Table:
     """What was tried for each arm and what was chosen; without rows where nothing was tuned."""
-    chosen, tried = results.chosen, results.where(role=[TRIED]).measures.query("measure == 'accuracy'")
+    cells, chosen, tried = (
+        findings.design.cells,
+        results.chosen,
+        results.where(role=[TRIED]).measures.query("measure == 'accuracy'"),
+    )
     means = tried.groupby(["cell", "arm", "point", "values"], sort=False)["value"].mean().reset_index()
     rows = (
-        (cell, arm, values, percent(mean), "yes" if chosen.get((cell, arm)) == point else "")
+        (cells[cell].label, arm, values, percent(mean), "yes" if chosen.get((cell, arm)) == point else "")
         for cell, arm, point, values, mean in means.itertuples(index=False, name=None)
     )
     return table(("tuned at", "arm", "values", "accuracy on validation", "chosen"), rows)
@@ -501,8 +480,8 @@ def _costs_of_cells(findings: Findings, results: SweepResults) -> Table:
 
     arms = tuple(findings.design.arms)
     rows = [
-        (_situation(findings, cell), *(of_run(cell, arm) for arm in arms))
-        for cell in findings.design.cells
+        (own.label, *(of_run(cell, arm) for arm in arms))
+        for cell, own in findings.design.cells.items()
         if any((cell, arm, "seconds") in means for arm in arms)
     ]
     note = f"Seconds of training, in brackets thousands of sampled tokens; means over {findings.repeated_over}:"
@@ -510,20 +489,13 @@ def _costs_of_cells(findings: Findings, results: SweepResults) -> Table:
 
 
 def _effects(findings: Findings) -> list[Chart]:
-    """A chart for each axis that has results away from the centre."""
-    charts, colors = [], {arm: color for color, arm in _study_legend(findings)}
-    for name, axis in findings.design.axes.items():
-        cells = [CENTRE if level == axis.centre else f"{name}-{level}" for level in axis.levels]
-        found = {arm: [findings.effect(cell, arm) for cell in cells] for arm in findings.design.others}
-        if any(findings.effect(cell, arm) for arm in found for cell in cells if cell != CENTRE):
-            differences = {
-                arm: [None if effect is None else effect.result.difference for effect in of_arm]
-                for arm, of_arm in found.items()
-            }
-            labels = [each.label for each in axis.levels.values()]
-            charts.append(_at_places(axis.title, "", labels, differences, colors))
-    return charts
-
-
-def _study_legend(findings: Findings) -> tuple[tuple[str, str], ...]:
-    return tuple(zip(cycle(_STUDY_COLORS), findings.design.others, strict=False))
+    """A forest of the arms for each cell that has results, all on one scale."""
+    design, charts = findings.design, []
+    for cell, own in design.cells.items():
+        if found := {arm: effect for arm in design.others if (effect := findings.effect(cell, arm))}:
+            arms = [f"{arm}{_PLANNED if effect.is_planned else ''}" for arm, effect in found.items()]
+            effects = [effect.result.difference for effect in found.values()]
+            line = estimates(own.label, "c1", range(len(arms)), effects)
+            charts.append(Chart(own.label, [line], over=f"percentage points minus {design.reference}", places=arms))
+    span = max((abs(end) for each in charts for line in each.lines for end in (*line.low, *line.high)), default=0.0)
+    return [replace(each, span=span or 1.0) for each in charts]

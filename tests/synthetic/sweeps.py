@@ -30,7 +30,7 @@ def design(**content):
     """A loaded design of which nothing is used but what is written in it, and the confidence of smoke.yaml."""
     found = SweepDesign.model_validate({"name": "small", "experiment": "smoke", "seeds": (1, 2), **content})
     experiment = load_experiment("smoke")
-    return Sweep(found, Path("small.yaml"), {}, {"centre{}": (Candidate("", NOTHING_TRIED, experiment),)})
+    return Sweep(found, Path("small.yaml"), {}, {"only{}": (Candidate("", NOTHING_TRIED, experiment),)})
 
 
 def run(seed, costs=COSTS, **of_run):

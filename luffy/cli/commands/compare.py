@@ -58,7 +58,7 @@ def compare(
     sweep, where = load_sweep(config, overrides or (), over or (), seeds or ()), find_workspace(workspace)
     of_studies = {"--cells": cells, "--collect": collect, "--page": page}
     given = [option for option, value in of_studies.items() if value not in (None, False)]
-    if given and not sweep.design.axes:
+    if given and not sweep.design.cells:
         raise UserError(f"{given[0]} has no effect on a {sweep.design.kind}, only on a study; remove it")
     if cells is not None and (collect or page):
         raise UserError(f"--cells has no effect with {given[1]}, which is about all cells; remove it")
@@ -82,7 +82,7 @@ def compare(
             "over": over or [],
             "seeds": seeds or [],
         }
-        parameters |= {"cells": list(selected) if sweep.design.axes else [], "verify": verify}
+        parameters |= {"cells": list(selected) if sweep.design.cells else [], "verify": verify}
         return launch(_FLOW, parameters, where, None, debug=debug)
     return EXIT_OK
 

@@ -1,10 +1,10 @@
-"""The YAML file of many runs: a grid, a comparison of methods (with `arms`) or a study (also with `axes`)."""
+"""The YAML file of many runs: a grid, a comparison of methods (with `arms`) or a study (also with `cells`)."""
 
 import itertools
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Literal, Self
+from typing import Annotated, Self
 
 from pydantic import AfterValidator, Field, JsonValue, NonNegativeInt, PositiveInt, ValidationInfo, model_validator
 
@@ -13,14 +13,14 @@ from luffy.config.load import FileKind
 from luffy.config.strict import RunName, StrictModel
 from luffy.config.yaml_source import flow_yaml, not_among
 
-CENTRE = "centre"
-"""Name of the cell in which every axis has its centre level, and of the only cell without axes."""
+ONLY_CELL = "only"
+"""Name of the cell of a grid or a comparison, which have one alone."""
 _OF_GRIDS = {"name", "experiment", "overrides", "seeds", "workers", "grid"}
 _OF_COMPARISONS = {*_OF_GRIDS, "reference", "budget", "select", "arms"}
 _NEEDED: Mapping[FileKind, tuple[str, ...]] = {
     "grid": ("grid",),
     "comparison": ("reference", "budget", "arms"),
-    "study": ("reference", "budget", "arms", "axes", "seeds_elsewhere", "primary"),
+    "study": ("reference", "budget", "arms", "primary"),
 }
 
 
@@ -33,7 +33,6 @@ def _each_once(values: tuple[JsonValue, ...]) -> tuple[JsonValue, ...]:
     return values
 
 
-_Name = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9_]*$")]
 _DashedName = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9_-]*$")]
 _Seeds = Annotated[tuple[NonNegativeInt, ...], Field(min_length=1), AfterValidator(_each_once)]
 _GridValues = Annotated[tuple[JsonValue, ...], Field(min_length=1), AfterValidator(_each_once)]
@@ -110,30 +109,17 @@ class ArmConfig(StrictModel):
     """Values to try, by key; None: those of the file's own `grid`."""
 
 
-class LevelConfig(StrictModel):
-    """One value of an axis."""
+class CellConfig(StrictModel):
+    """A situation in which a study compares its arms; what it leaves out is the study's own."""
 
-    label: str
+    label: Annotated[str, Field(min_length=1)]
     """Its name in tables and figures."""
     overrides: tuple[str, ...] = ()
-    """`key.path=value`, for all arms; empty: the level is the experiment's own value."""
+    """`key.path=value`, for all arms; they come after the study's, and before those of an arm."""
+    seeds: _Seeds | None = None
     budget: BudgetConfig | None = None
-    """None: the study's."""
     sft_steps: PositiveInt | None = None
     """Steps of SFT in the arms that have SFT before RL; None: each arm's own `sft_steps`."""
-
-
-class AxisConfig(StrictModel):
-    """An axis of a study: a setting that is varied while the other axes stay at the centre."""
-
-    title: str
-    centre: _Name
-    levels: dict[_Name, LevelConfig] = Field(min_length=2)
-    """The levels, in the order of figures."""
-
-    def _complaints(self) -> Iterator[str]:
-        if self.centre not in self.levels:
-            yield f"centre: no level is called {not_among(self.centre, self.levels)}"
 
 
 class PrimaryConfig(StrictModel):
@@ -153,16 +139,16 @@ class PlannedConfig(StrictModel):
 
 
 class SweepDesign(StrictModel):
-    """Many runs of one experiment: a grid, a comparison (`arms`), or a study (`arms` and `axes`)."""
+    """Many runs of one experiment: a grid, a comparison (`arms`), or a study (`arms` in `cells`)."""
 
     name: RunName
     experiment: str
     """YAML file of the experiment that all runs start from: a path relative to this folder, or a shipped name."""
     overrides: tuple[str, ...] = ()
-    """`key.path=value`, for all runs; a level's overrides come after them."""
+    """`key.path=value`, for all runs."""
     seeds: _Seeds
     """Seeds of everything after the base: order of prompts, choice of traces, responses. Data, base and evaluation keep
-    the experiment's seed. In a study, the reported seeds at the centre."""
+    the experiment's seed."""
     workers: PositiveInt = 1
     """Number of concurrent runs. Affects their time, never their results."""
     grid: Grid | None = None
@@ -173,13 +159,10 @@ class SweepDesign(StrictModel):
     select: SelectConfig | None = None
     """How each arm's values are chosen from its grid; None: nothing is tuned."""
     arms: dict[_DashedName, ArmConfig] = Field(default_factory=dict, min_length=2, validate_default=False)
-    seeds_elsewhere: Annotated[tuple[NonNegativeInt, ...], AfterValidator(_each_once)] = ()
-    """In a study: reported seeds in every cell but the centre."""
-    tuned_at: Literal["centre", "cell"] = "centre"
-    """In a study. `centre`: values are chosen there and hold in every cell; `cell`: every cell tunes its own."""
-    axes: dict[_Name, AxisConfig] = Field(default_factory=dict, min_length=1, validate_default=False)
-    interactions: dict[_DashedName, dict[str, str]] = Field(default_factory=dict)
-    """Cells of a study in which several axes leave the centre: axis to level."""
+    cells: dict[_DashedName, CellConfig] = Field(default_factory=dict, min_length=1, validate_default=False)
+    """A study's situations, in the order of its page."""
+    tuned_at: str | None = None
+    """The cell of a study whose chosen values hold in all; None: every cell chooses its own."""
     primary: PrimaryConfig | None = None
     tests: tuple[PlannedConfig, ...] = ()
     """A study's planned tests: Holm's correction is over these alone; every other difference is exploratory."""
@@ -188,24 +171,7 @@ class SweepDesign(StrictModel):
 
     @property
     def kind(self) -> FileKind:
-        return "study" if self.axes else "comparison" if self.arms else "grid"
-
-    @property
-    def cells(self) -> dict[str, dict[str, str]]:
-        """The level of each axis by cell: the centre, each axis's other levels, the interactions."""
-        centre = {name: axis.centre for name, axis in self.axes.items()}
-        found = {CENTRE: centre}
-        for name, axis in self.axes.items():
-            found |= {f"{name}-{level}": {**centre, name: level} for level in axis.levels if level != axis.centre}
-        return found | {name: {**centre, **levels} for name, levels in self.interactions.items()}
-
-    def situation(self, cell: str) -> str:
-        """The labels of the levels in which a cell leaves the centre; empty at the centre."""
-        return ", ".join(
-            f"{self.axes[name].title}: {self.axes[name].levels[level].label}"
-            for name, level in self.cells[cell].items()
-            if level != self.axes[name].centre
-        )
+        return "study" if self.cells else "comparison" if self.arms else "grid"
 
     @property
     def others(self) -> tuple[str, ...]:
@@ -223,15 +189,10 @@ class SweepDesign(StrictModel):
 
     def in_cell(self, cell: str, points: Mapping[str, GridPoint] | None = None) -> "SweepDesign":
         """The comparison in a cell of a study: tuned there, or with its arms at the `points` chosen elsewhere. Later
-        overrides win: the study's, of levels at the centre, of levels that leave it, of the arm, of its point."""
-        at = sorted(self.cells[cell].items(), key=lambda item: item[1] != self.axes[item[0]].centre)
-        levels = [self.axes[name].levels[level] for name, level in at]
-        sft_steps = next((each.sft_steps for each in levels if each.sft_steps is not None), None)
-        arms = dict(self.arms)
+        overrides win: the study's, the cell's, the arm's, its point's."""
+        here, arms = self.cells[cell], dict(self.arms)
         for name, arm in arms.items():
-            own: dict[str, object] = {}
-            if sft_steps is not None and arm.sft_steps is not None:
-                own["sft_steps"] = sft_steps
+            own: dict[str, object] = {} if arm.sft_steps is None else {"sft_steps": here.sft_steps or arm.sft_steps}
             if points is not None:
                 chosen = points[name].overrides if name in points else []
                 own |= {"grid": None, "overrides": (*arm.overrides, *chosen)}
@@ -239,9 +200,9 @@ class SweepDesign(StrictModel):
         return self.model_copy(
             update={
                 "name": f"{self.name}.{cell}",
-                "overrides": (*self.overrides, *(text for each in levels for text in each.overrides)),
-                "seeds": self.seeds if cell == CENTRE else self.seeds_elsewhere,
-                "budget": next((each.budget for each in levels if each.budget is not None), self.budget),
+                "overrides": (*self.overrides, *here.overrides),
+                "seeds": here.seeds or self.seeds,
+                "budget": here.budget or self.budget,
                 "arms": arms,
                 **({"select": None, "grid": None} if points is not None else {}),
             }
@@ -270,23 +231,24 @@ class SweepDesign(StrictModel):
         if select is not None and all(grid is None for grid in grids):
             yield "select: has no effect without a grid; give one, or remove it"
         if select is not None:
-            if self.axes and select.on != VALIDATION:
+            if self.cells and select.on != VALIDATION:
                 yield "select.on: a study chooses values on the validation split; remove it"
-            if both := sorted({*select.seeds} & {*self.seeds, *self.seeds_elsewhere}):
+            reported = {*self.seeds, *(seed for each in self.cells.values() for seed in each.seeds or ())}
+            if both := sorted({*select.seeds} & reported):
                 yield f"select.seeds: {both[0]} is also reported; values are chosen on seeds of their own"
-        plain = self.model_copy(update={"interactions": {}}).cells
-        for name, levels in self.interactions.items():
-            if name in plain:
-                yield f"interactions: {name!r} is already the name of a cell; give it another"
-            for axis, level in levels.items():
-                if axis not in self.axes:
-                    yield f"interactions.{name}: no axis is called {not_among(axis, self.axes)}"
-                if level not in (known := self.axes[axis].levels):
-                    yield f"interactions.{name}: axis {axis} has no level {not_among(level, known)}"
-        cells, seen = self.cells, set[tuple[str, frozenset[str]]]()
+        if self.tuned_at is not None and select is None:
+            yield "tuned_at: has no effect without select; remove it"
+        if self.tuned_at is not None and self.tuned_at not in self.cells:
+            known = not_among(self.tuned_at, self.cells)
+            yield f"tuned_at: no cell is called {known}; without tuned_at every cell chooses its own"
+        labels = dict[str, str]()
+        for name, each in self.cells.items():
+            if (other := labels.setdefault(each.label, name)) != name:
+                yield f"cells.{name}.label: is also that of cell {other}; give each cell a label of its own"
+        seen = set[tuple[str, frozenset[str]]]()
         for cell, arm, against in self.planned:
-            if cell not in cells:
-                yield f"tests: no cell is called {not_among(cell, cells)}"
+            if cell not in self.cells:
+                yield f"tests: no cell is called {not_among(cell, self.cells)}"
             for name in (arm, against):
                 if name not in self.arms:
                     yield f"tests: no arm is called {not_among(name, self.arms)}"

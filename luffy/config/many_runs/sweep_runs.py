@@ -1,8 +1,7 @@
 """The runs of a grid, a comparison of methods or a study, each as an experiment.
 
-A study is one comparison in each of several cells: the centre, one other level of one axis, or a named interaction.
-Runs that are equal in several cells are made once. With grids, every arm is tuned first, at equally many points, with
-seeds and on problems that are not reported.
+A study is one comparison in each of several cells. Runs that are equal in several cells are made once. With grids,
+every arm is tuned first, at equally many points, with seeds and on problems that are not reported.
 
 Where `model.path` holds `{seed}`, each seed of a study has a base policy of its own: then seeds stand for bases, and
 intervals are also about other bases.
@@ -17,9 +16,8 @@ Not to be confused with the stage `sweep`, which evaluates the checkpoints of on
 
 import hashlib
 import json
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from pathlib import Path
 
 from pydantic import JsonValue, ValidationError
@@ -38,7 +36,7 @@ from luffy.config.many_runs.arms import (
     made_as,
     of_stages,
 )
-from luffy.config.many_runs.sweep_design import CENTRE, GridPoint, SelectConfig, SweepDesign, grid_points
+from luffy.config.many_runs.sweep_design import ONLY_CELL, GridPoint, SelectConfig, SweepDesign, grid_points
 from luffy.config.shipped import experiment_file, named_file
 from luffy.config.strict import StrictModel
 from luffy.config.yaml_source import KeyPath, Value, not_among, place_of
@@ -107,9 +105,9 @@ class Sweep:
     origins: Mapping[KeyPath, str]
     _loaded: dict[str, tuple[Candidate, ...]] = field(default_factory=dict)
 
-    @cached_property
-    def cells(self) -> dict[str, dict[str, str]]:
-        return self.design.cells
+    @property
+    def cells(self) -> tuple[str, ...]:
+        return tuple(self.design.cells) or (ONLY_CELL,)
 
     def selected(self, names: Iterable[str]) -> tuple[str, ...]:
         """The cells of these names in the design's order, all for none; ConfigError where there is no such cell."""
@@ -118,58 +116,64 @@ class Sweep:
             raise ConfigError(f"{self.path}: no cell is called {not_among(unknown[0], self.cells)}")
         return tuple(cell for cell in self.cells if cell in wanted)
 
-    def common(self, cell: str = CENTRE) -> ExperimentConfig:
-        """The stages that all runs share (a grid: its first point), under the name that the runs are recorded by."""
-        first, name = self.candidates(cell)[0].config, self.design.name
+    def common(self) -> ExperimentConfig:
+        """The stages that all runs of the first cell share (a grid: its first point), under the design's name."""
+        first, name = self.candidates()[0].config, self.design.name
         if not self.design.arms:
             return first.model_copy(update={"name": name})
         stages = plain_stages(("prepare_data", "base", "evaluate"))
         shared = {"name": name, "chain": None, "method": None, "stages": stages}
         evaluation = reported_evaluation(first, self.design.select)
-        return _from_base_of(first.model_copy(update={**shared, "evaluation": evaluation}), self.seeds(cell)[0])
+        every = first.model_copy(update={**shared, "evaluation": evaluation})
+        return _from_base_of(every, self.seeds(self.cells[0])[0])
 
     @property
     def repeated_over(self) -> str:
         """What differs between the reported runs of an arm: their seeds, or their base policies."""
-        return "bases" if self._has_bases(CENTRE) else "seeds"
+        return "bases" if self._has_bases(self.cells[0]) else "seeds"
 
     def tuned_cell(self, cell: str) -> str | None:
         """The cell whose tuning holds in `cell`; None where nothing is tuned."""
         if self.design.select is None:
             return None
-        return cell if self.design.tuned_at == "cell" else CENTRE
+        return self.design.tuned_at or cell
 
     def seeds(self, cell: str) -> tuple[int, ...]:
-        return self.design.seeds if cell == CENTRE else self.design.seeds_elsewhere
+        """The reported ones."""
+        return self.design.in_cell(cell).seeds if self.design.cells else self.design.seeds
 
-    def candidates(self, cell: str = CENTRE, points: Mapping[str, GridPoint] | None = None) -> tuple[Candidate, ...]:
-        """Every arm of a cell at every point of its grid, or that of `points`; ConfigError, one line, for a mistake."""
+    def candidates(self, cell: str = "", points: Mapping[str, GridPoint] | None = None) -> tuple[Candidate, ...]:
+        """Every arm of a cell, by default the first, at every point of its grid, or that of `points`; ConfigError, one
+        line, for a mistake."""
+        cell = cell or self.cells[0]
         key = cell + json.dumps({arm: point.number for arm, point in (points or {}).items()})
         if key in self._loaded:
             return self._loaded[key]
         if not self.design.arms:
             found = _points_of_grid(self.design, self.path, self.origins)
-        elif not self.design.axes:
+        elif not self.design.cells:
             found = candidates_of_arms(self.design, self.path, self.origins)
         else:
             try:
-                origins = {key: where for key, where in self.origins.items() if key[0] != "overrides"}
-                origins["overrides",] = self._place_of(cell)  # they are of the cell's own level
+                origins = dict(self.origins)
+                if self.design.cells[cell].overrides:
+                    origins[("overrides",)] = self._place_of(cell)
                 found = candidates_of_arms(self.design.in_cell(cell, points), self.path, origins)
             except ConfigError as error:
                 raise ConfigError(f"cell {cell}: {str(error).splitlines()[0]}") from None
         self._loaded[key] = found
         return found
 
-    def candidates_of(self, arm: str, cell: str = CENTRE) -> tuple[Candidate, ...]:
-        return tuple(each for each in self.candidates(cell) if each.arm == arm)
+    def candidates_of(self, arm: str) -> tuple[Candidate, ...]:
+        return tuple(each for each in self.candidates() if each.arm == arm)
 
-    def tuning_runs(self, cells: Iterable[str] = (CENTRE,)) -> list[SweepRun]:
-        """Every point of every arm with every seed of `select`, evaluated on its data alone: all tries of `cells`."""
+    def tuning_runs(self, cells: Sequence[str] = ()) -> list[SweepRun]:
+        """Every point of every arm with every seed of `select`, evaluated on its data alone: all tries of `cells`, by
+        default of all."""
         select = self.design.select
         if select is None:
             return []
-        tuned = dict.fromkeys(found for cell in cells if (found := self.tuned_cell(cell)) is not None)
+        tuned = dict.fromkeys(found for cell in cells or self.cells if (found := self.tuned_cell(cell)) is not None)
         return [
             self._run(cell, each, seed, is_try=True)
             for cell in tuned
@@ -177,12 +181,12 @@ class Sweep:
             for each in self.candidates(cell)
         ]
 
-    def reported_runs(self, cells: Iterable[str] = (CENTRE,), chosen: Chosen | None = None) -> list[SweepRun]:
+    def reported_runs(self, cells: Sequence[str] = (), chosen: Chosen | None = None) -> list[SweepRun]:
         """Every arm with every reported seed, without those for which nothing is chosen yet; a grid's every point.
-        Whole cells, seed by seed: an interrupted one has complete seeds. `chosen`: by default the first point of each
-        arm, to count and check runs before anything is tuned."""
+        Whole cells, by default all, seed by seed: an interrupted one has complete seeds. `chosen`: by default the first
+        point of each arm, to count and check runs before anything is tuned."""
         found = list[SweepRun]()
-        for cell in cells:
+        for cell in cells or self.cells:
             tuned = self.tuned_cell(cell)
             if tuned is None:
                 picked = self.candidates(cell)
@@ -204,19 +208,19 @@ class Sweep:
         runs = [run.config for run in (*self.tuning_runs(cells), *self.reported_runs(cells))]
         return arms + list({run.model.path: run for run in runs if run.model != arms[0].model}.values())
 
-    def check(self, cells: Collection[str]) -> None:
+    def check(self, cells: Sequence[str]) -> None:
         """Raise ConfigError, one line, where a cell has a mistake."""
         if (primary := self.design.primary) is not None:
-            centre = self.candidates()[0].config
-            suites, decodings = [*centre.data.suites], [*_evaluation_of(centre).decodings]
+            first = self.candidates()[0].config
+            suites, decodings = [*first.data.suites], [*_evaluation_of(first).decodings]
             for key, name, known in (("suite", primary.suite, suites), ("decoding", primary.decoding, decodings)):
                 if name not in known:
                     where = place_of(("primary", key), self.origins, str(self.path))
                     raise ConfigError(f"{where}: primary.{key}: no {key} is called {not_among(name, known)}")
         for cell in cells:
-            if self._has_bases(cell) != self._has_bases(CENTRE):
+            if self._has_bases(cell) != self._has_bases(self.cells[0]):
                 raise ConfigError(
-                    f"cell {cell}: {self._place_of(cell) or self.path}: model.path has {OF_SEED} here or in {CENTRE}, "
+                    f"cell {cell}: {self._place_of(cell)}: model.path has {OF_SEED} here or in {self.cells[0]}, "
                     "and not in both; give each seed a base of its own in every cell, or in none"
                 )
         self.reported_runs(cells)
@@ -227,13 +231,7 @@ class Sweep:
         return path is not None and OF_SEED in path
 
     def _place_of(self, cell: str) -> str:
-        """Where the overrides of a cell's own level are; empty in a cell without axes."""
-        found = ""
-        for axis, level in self.cells[cell].items():
-            if level != self.cells[CENTRE][axis] or cell == CENTRE:
-                place = self.origins.get(("axes", axis, "levels", level), str(self.path))
-                found = f"{place}: axes.{axis}.levels.{level}"
-        return found
+        return f"{place_of(('cells', cell), self.origins, str(self.path))}: cells.{cell}"
 
     def _run(self, cell: str, each: Candidate, seed: int, *, is_try: bool) -> SweepRun:
         """Everything after the base has that seed; a try is evaluated on what values are chosen on alone."""
@@ -283,11 +281,11 @@ def load_sweep(
     except ValidationError as error:
         raise ConfigError(explain(error, SweepDesign, origins, default_where=str(file), values=values)) from None
     sweep = Sweep(design, file, origins)
-    if not design.axes:
+    if not design.cells:
         sweep.candidates()
         if sweep.repeated_over == "bases":
             raise ConfigError(
-                f"{file}: model.path: {OF_SEED} stands for the base of each seed in a study alone (a file with axes); "
+                f"{file}: model.path: {OF_SEED} stands for the base of each seed in a study alone (a file with cells); "
                 f"a {design.kind} starts all runs from one base"
             )
     return sweep

@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 import pandas as pd
 
-from luffy.config.many_runs.sweep_design import CENTRE, GridPoint, SelectConfig, SweepDesign, value_text
+from luffy.config.many_runs.sweep_design import ONLY_CELL, GridPoint, SelectConfig, SweepDesign, value_text
 from luffy.config.many_runs.sweep_runs import Chosen, Sweep, SweepRun, decoding_of, distinct
 from luffy.errors import DataError, LuffyError
 from luffy.evaluation.across_runs.run_results import (
@@ -197,7 +197,7 @@ class Findings:
     def suites(self, decoding: str) -> list[str]:
         return [suite for suite, how in self.measured if how == decoding]
 
-    def score(self, arm: str, measured: Cell, cell: str = CENTRE) -> Score | None:
+    def score(self, arm: str, measured: Cell, cell: str = ONLY_CELL) -> Score | None:
         """The one of an arm ("": the base), or of a grid's point by its text."""
         return self.scores.get((cell, arm, measured))
 
@@ -249,7 +249,7 @@ def find(
         rows[cell, arm, (suite, decoding)] = found
     primary = [] if design.primary is None else [(design.primary.suite, design.primary.decoding)]
     measured = tuple(dict.fromkeys([*primary, *(place[2] for place in rows)]))
-    order = {name: number for number, name in enumerate(design.cells)}
+    order = {name: number for number, name in enumerate(sweep.cells)}
     places = sorted((place for place in rows if place[0] in order), key=lambda place: order[place[0]])
     pairs = dict.fromkeys([*((arm, design.reference) for arm in design.others), *(each[1:] for each in design.planned)])
     raw = {
@@ -259,9 +259,9 @@ def find(
         if (difference := _difference(rows.get((cell, against, on)), rows[cell, arm, on], confidence))
     }
     # Missing runs of a study make no other test more significant, and none counts before it has every seed.
-    family = [(*each, measured[0]) for each in design.planned] if design.axes else list(raw)
+    family = [(*each, measured[0]) for each in design.planned] if design.cells else list(raw)
     counts = {
-        each: not design.axes or (each in raw and len(raw[each][1]) == len(sweep.seeds(each[0]))) for each in family
+        each: not design.cells or (each in raw and len(raw[each][1]) == len(sweep.seeds(each[0]))) for each in family
     }
     adjusted = holm([raw[each][0].p_value if counts[each] else 1.0 for each in family])
     p_values = {each: p for each, p in zip(family, adjusted, strict=True) if counts[each]}
@@ -283,8 +283,8 @@ def find_on_arms(
     sweep: Sweep, arms: Sequence[ArmResults], base: CheckpointScores | None, tuning: Tuning | None = None
 ) -> Findings:
     """The findings on the arms of a comparison and the policy that all start from, or on the points of a grid."""
-    parts = [] if base is None else [base_rows(CENTRE, base)]
-    parts += [run_rows(CENTRE, REPORTED, arm.name, arm.point, seed) for arm in arms for seed in arm.seeds]
+    parts = [] if base is None else [base_rows(ONLY_CELL, base)]
+    parts += [run_rows(ONLY_CELL, REPORTED, arm.name, arm.point, seed) for arm in arms for seed in arm.seeds]
     return find(sweep, together(parts), arms, tuning)
 
 
@@ -412,7 +412,7 @@ def _arm_values(findings: Findings, arm: ArmResults) -> dict[str, Any]:
                 "by_seed": dict(zip(found.seeds, found.result.by_seed, strict=True)),
             }
             for on in findings.measured
-            if (found := findings.effect(CENTRE, arm.name, on)) is not None
+            if (found := findings.effect(ONLY_CELL, arm.name, on)) is not None
         ],
         "curve": [asdict(point) for point in arm.curve],
         "held_out": {
@@ -473,7 +473,7 @@ class SweepProgress:
         """The unfinished runs, without duplicates."""
         return [run for run in distinct(runs) if self.finished(run) is None]
 
-    def chosen(self, cells: Iterable[str]) -> Chosen:
+    def chosen(self, cells: Sequence[str]) -> Chosen:
         """The chosen point of each arm whose tuning runs are all finished."""
         runs = self.sweep.tuning_runs(cells)
         outcomes: dict[str, RunOutcome] = {

@@ -16,32 +16,6 @@ FOLDER = Path(__file__).parents[3] / "docs" / "study"
 README = FOLDER.parents[1] / "README.md"
 STUDY, FIRST = FOLDER / "design.yaml", FOLDER / "first" / "design.yaml"
 AGAIN = FOLDER / "other_instructions.yaml"
-CELLS = {
-    "1/16": "traced-sixteenth",
-    "1/4": "centre",
-    "all": "traced-all",
-    "1/4, 40 % of them wrong": "wrong-two_fifths",
-    "1/4, another notation": "style-equations",
-    "1/4, 64 prompts": "prompts-few",
-    "1/4, the base never reasons": "base-never",
-}
-CELLS_OF_FIRST = {
-    "1/16": "traced-sixteenth",
-    "1/4": "centre",
-    "all": "traced-all",
-    "1/4, 20 % of them wrong": "wrong-fifth",
-    "1/4, 40 % of them wrong": "wrong-two_fifths",
-    "1/4, 40 % of them wrong, 96 steps": "wrong_long",
-    "1/4, the base never reasons": "base-never",
-    "1/16, the base never reasons": "few_traces_never",
-    "1/4, the base often reasons": "base-often",
-}
-STYLES = {
-    "another notation": "style-equations",
-    "every step twice": "style-checked",
-    "two traces a prompt": "style-both",
-    "own steps, 96 steps": "budget-long",
-}
 
 
 def tables_of(page):
@@ -59,6 +33,11 @@ def loaded(design, results_of=None):
     study = load_sweep(design)
     results = read_sweep_results(result_files(study.path, results_of or study.design.name))
     return study, results, find(study, results)
+
+
+def cells_of(study):
+    """The name of each cell by its label."""
+    return {cell.label: name for name, cell in study.design.cells.items()}
 
 
 def accuracy(results, cell, arm):
@@ -84,20 +63,20 @@ def test_the_committed_page_and_figure_come_out_of_the_committed_results():
 @pytest.mark.parametrize(
     ("page", "design", "corner"),
     [
-        (FOLDER / "findings.md", STUDY, "prompts with a trace"),
-        (README, STUDY, "prompts with a trace"),
+        (FOLDER / "findings.md", STUDY, "situation"),
+        (README, STUDY, "situation"),
         (FOLDER / "findings.md", AGAIN, "on AVX2"),
     ],
 )
 def test_the_study_in_prose_is_what_its_results_say(page, design, corner):
     """Accuracies are means over bases and problems; differences and their p-values those of planned tests."""
-    _, results, findings = loaded(design)
+    study, results, findings = loaded(design)
     tables = [table for table in tables_of(page) if table[0][0] == corner]
     assert tables
     for header, *rows in tables:
         for label, *written in rows:
             for what, text in zip(header[1:], written, strict=True):
-                where = CELLS[label], *re.findall(r"`(\w+)`", what)
+                where = cells_of(study)[label], *re.findall(r"`(\w+)`", what)
                 if " minus " not in what:
                     cell, arm = where if len(where) == 2 else (*where, "")
                     assert text.split()[0] == accuracy(results, cell, arm), where
@@ -132,16 +111,14 @@ def test_on_other_instructions_accuracies_lie_within_the_intervals_and_differenc
 
 def test_the_first_study_in_prose_is_what_its_results_say():
     main, third, styles, guided = tables_of(FOLDER / "first.md")
-    tables = [
-        (main, None, FIRST, CELLS_OF_FIRST),
-        (third, "third_machine", FIRST, STYLES),
-        (styles, None, FIRST.with_name("styles_and_length.yaml"), {"own steps": "centre", **STYLES}),
-    ]
-    for (header, *rows), results_of, design, cells in tables:
-        _, results, _ = loaded(design, results_of)
-        assert [row[0] for row in rows] == [*cells]
+    for (header, *rows), results_of, design in (
+        (main, None, FIRST),
+        (third, "third_machine", FIRST),
+        (styles, None, FIRST.with_name("styles_and_length.yaml")),
+    ):
+        study, results, _ = loaded(design, results_of)
         for label, *written in rows:
-            shown = [accuracy(results, cells[label], arm) for arm in arms_of(header)]
+            shown = [accuracy(results, cells_of(study)[label], arm) for arm in arms_of(header)]
             assert [text.split()[0] for text in written] == shown, label
     study, _, findings = loaded(FIRST.with_name("guided_methods.yaml"))
     header, *rows = guided

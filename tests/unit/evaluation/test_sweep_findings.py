@@ -12,7 +12,7 @@ from synthetic.finished_chain import HOSTILE
 from synthetic.pages import stands_alone
 from synthetic.sweeps import COSTS, arm, compared, evaluation, gridded, run
 
-from luffy.config.many_runs.sweep_design import CENTRE, PlannedConfig
+from luffy.config.many_runs.sweep_design import ONLY_CELL, PlannedConfig
 from luffy.config.many_runs.sweep_runs import load_sweep
 from luffy.errors import DataError, LuffyError
 from luffy.evaluation.across_runs.run_results import (
@@ -60,10 +60,10 @@ def test_accuracies_are_means_over_seeds_and_differences_are_paired():
     findings = compared(LUFFY, OTHER)
     score = findings.score("luffy", EASY)
     assert (score.estimate.value, score.by_seed) == (pytest.approx(0.55), {1: 0.5, 2: 0.6})
-    effect = findings.effect(CENTRE, "other", EASY)
+    effect = findings.effect(ONLY_CELL, "other", EASY)
     assert effect.result.difference.value == pytest.approx(0.4)
     assert effect.result.by_seed == pytest.approx((0.4, 0.4))
-    assert (effect.is_significant, findings.effect(CENTRE, "other", HARD).is_significant) == (True, False)
+    assert (effect.is_significant, findings.effect(ONLY_CELL, "other", HARD).is_significant) == (True, False)
     luffy, other = data_of(findings)["arms"]
     assert luffy["accuracy"][0]["value"] == pytest.approx(0.55)
     assert (luffy["accuracy"][0]["by_seed"], luffy["minus_reference"]) == ({"1": 0.5, "2": 0.6}, [])
@@ -89,7 +89,7 @@ def test_p_values_are_corrected_over_all_tests_that_a_comparison_has():
 def test_failed_seeds_and_arms_are_shown_and_the_rest_is_compared():
     half = arm("half", (36, 10), failures={2: "was ended by SIGKILL"})
     findings = compared(LUFFY, OTHER, half, arm("broken", failures={1: HOSTILE, 2: "no"}))
-    effect = findings.effect(CENTRE, "half", EASY)
+    effect = findings.effect(ONLY_CELL, "half", EASY)
     assert (effect.seeds, effect.result.num_seeds) == ((1,), 1)
     assert findings.failures[0] == "half, seed 2: was ended by SIGKILL"
     rows = pages.accuracy_table(findings, "greedy").texts
@@ -155,7 +155,7 @@ def tuned():
             right = solved.get(each.arm, (None,) * 3)[each.point.number - 1]
             finished = right is not None
             outcomes[each.folder] = run(each.seed, validation=right) if finished else LuffyError("was ended\nits log")
-        return sweep, tuning_of(sweep, CENTRE, outcomes)
+        return sweep, tuning_of(sweep, ONLY_CELL, outcomes)
 
     return found
 
@@ -196,7 +196,7 @@ def test_only_numbers_have_edges(tuned):
 
 def test_an_arm_runs_with_the_values_that_its_own_tries_chose(tuned):
     sweep, tuning = tuned(luffy=(10, 30, 20), sft=(10, 20, 30))
-    runs = sweep.reported_runs(chosen={CENTRE: choose(tuning, strict=False)})
+    runs = sweep.reported_runs(chosen={ONLY_CELL: choose(tuning, strict=False)})
     assert [(each.title, each.config.evaluation.only) for each in runs[:2]] == [("sft 11", None), ("luffy 11", None)]
     assert (runs[0].config.sft.optimizer.lr, runs[1].config.rl.optimizer.lr) == (8e-4, 1e-4)
     outcomes = {each.folder: run(each.seed, easy=4) for each in runs} | {"luffy-12": LuffyError("was ended\nits log")}
@@ -343,7 +343,7 @@ def test_an_arm_is_also_tested_against_another_than_the_reference(study, results
     assert back.is_planned and back.result.difference.value == -forth.result.difference.value
     assert findings.effect("heat-cool", "sft", against="luffy").adjusted_p is None
     planned = next(each for each in pages.study_page(findings, results).sections if each.title == "Planned tests")
-    assert ["centre", "sft", "luffy"] in [[cell.text for cell in row[:3]] for row in planned.tables[0].rows]
+    assert ["two steps", "sft", "luffy"] in [[cell.text for cell in row[:3]] for row in planned.tables[0].rows]
 
 
 def test_each_seed_can_have_a_base_of_its_own(study, results):
@@ -352,9 +352,10 @@ def test_each_seed_can_have_a_base_of_its_own(study, results):
     bases = pd.DataFrame([{**row, "problems": "same", "num_samples": 1, "correct": right} for row, right in own[1]])
     found = SweepResults(results.measures, pd.concat([own[0], bases], ignore_index=True))
     findings = replace(find(study, found), repeated_over="bases")
-    assert [*findings.score("", PRIMARY).by_seed] == [1, 2]
+    assert [*findings.score("", PRIMARY, "centre").by_seed] == [1, 2]
     page = pages.study_page(findings, found)
-    assert "over bases and problems" in html(page) and "bases 1, 2 at the centre" in page.subtitle
+    assert [each.title for each in page.sections[0].figures] == [each.label for each in study.design.cells.values()]
+    assert "over bases and problems" in html(page) and "bases 1, 2; 1 in four steps" in page.subtitle
 
 
 def test_a_table_of_the_page_is_what_the_parquet_says(study, results, tmp_path):

@@ -88,7 +88,7 @@ def test_names_are_text_wherever_they_stand(name):
     line = estimates(name, "c1", [0], [HIGH])
     drawn = (
         picture([Chart(name, colored({name: [(0, 1.0)], "b": [(0, 1.0)]}))]),
-        picture([Chart("x", [line], places=["a"], percent=True)], legend=[("c1", name)]),
+        picture([Chart("x", [line], places=[name], span=1.0)]),
         dots([(name, [("c1", LOW, ())])]),
         bars([("suite", [(name, [("c1", 1.0)])])]),
     )

@@ -1,5 +1,6 @@
 """Grids, comparisons and studies as files: the runs they list, and mistakes, each in one line that says where."""
 
+import re
 from operator import attrgetter
 from pathlib import Path
 
@@ -255,12 +256,12 @@ def test_every_arm_tries_its_points_with_the_seeds_of_select_on_the_validation_s
 
 def test_what_was_chosen_runs_with_the_reported_seeds_on_the_reported_suites(load):
     sweep = load(TUNED)
-    runs = sweep.reported_runs(chosen={"centre": dict.fromkeys(sweep.design.arms, 2)})
+    runs = sweep.reported_runs(chosen={"only": dict.fromkeys(sweep.design.arms, 2)})
     assert [run.title for run in runs[:4]] == ["sft 1", "luffy 1", "sft_then_rl 1", "sft 2"]
     assert runs[1].config.rl.optimizer.lr == 1e-3 and runs[1].config.rl.seed == 1
     assert {run.config.evaluation == sweep.common().evaluation for run in runs} == {True}
     assert sweep.common().evaluation.only is None
-    assert {run.arm for run in sweep.reported_runs(chosen={"centre": {"sft": 1}})} == {"sft"}
+    assert {run.arm for run in sweep.reported_runs(chosen={"only": {"sft": 1}})} == {"sft"}
 
 
 def test_a_suite_to_choose_on_is_not_reported(load):
@@ -281,15 +282,10 @@ def test_a_grid_may_go_through_a_list_of_the_method(load):
 # The cells of a study.
 
 
-def test_cells_are_the_centre_every_other_level_and_the_interactions():
+def test_a_cell_has_what_is_its_own_and_the_rest_from_the_study():
     study = load_sweep("study_smoke")
-    assert study.cells == {
-        "centre": {"budget": "short", "heat": "warm"},
-        "budget-long": {"budget": "long", "heat": "warm"},
-        "heat-cool": {"budget": "short", "heat": "cool"},
-        "long_cool": {"budget": "long", "heat": "cool"},
-    }
-    runs = study.reported_runs(study.cells)
+    assert study.cells == ("centre", "budget-long", "heat-cool", "long_cool")
+    runs = study.reported_runs()
     assert len(runs) == 2 * 2 + 3 * 2
     assert len(distinct(runs)) == 8  # SFT has no rollouts, so that their temperature changes nothing
     of = {(run.cell, run.arm, run.seed): run.config for run in runs}
@@ -298,15 +294,17 @@ def test_cells_are_the_centre_every_other_level_and_the_interactions():
     assert [of[cell, "luffy", 1].rl.temperature for cell in study.cells] == [1.0, 1.0, 0.8, 0.8]
 
 
-def test_values_chosen_at_the_centre_hold_in_every_cell_or_every_cell_tunes_its_own(load):
+def test_values_chosen_in_one_cell_hold_in_all_or_every_cell_tunes_its_own(load):
     study = load(STUDY)
     assert len(study.tuning_runs(["heat-cool"])) == 2 * 2
-    runs = study.reported_runs(study.cells, {"centre": {"luffy": 2}})
+    runs = study.reported_runs(chosen={"centre": {"luffy": 2}})
     assert {run.arm for run in runs} == {"luffy"}  # nothing is chosen for SFT yet
     assert {(run.point.number, run.config.rl.optimizer.lr) for run in runs} == {(2, 3e-3)}
-    study = load(changed(STUDY, "tuned_at: centre", "tuned_at: cell"))
-    assert len(study.tuning_runs(study.cells)) == 4 * 4
-    assert {run.cell for run in study.reported_runs(study.cells, {"heat-cool": {"luffy": 2}})} == {"heat-cool"}
+    elsewhere = load(changed(STUDY, "tuned_at: centre", "tuned_at: heat-cool"))
+    assert {run.cell for run in elsewhere.tuning_runs(["centre"])} == {"heat-cool"}
+    study = load(changed(STUDY, "tuned_at: centre\n", ""))
+    assert len(study.tuning_runs()) == 4 * 4
+    assert {run.cell for run in study.reported_runs(chosen={"heat-cool": {"luffy": 2}})} == {"heat-cool"}
 
 
 def test_each_seed_of_a_study_can_start_from_a_base_of_its_own(load):
@@ -314,7 +312,7 @@ def test_each_seed_of_a_study_can_start_from_a_base_of_its_own(load):
     assert load(STUDY).repeated_over == "seeds"
     study = load(changed(STUDY, overrides, f"overrides: {BASES[:-1]}, evaluation.max_response_tokens=16,"))
     assert study.repeated_over == "bases"
-    runs = [*study.tuning_runs(), *study.reported_runs(study.cells)]
+    runs = [*study.tuning_runs(), *study.reported_runs()]
     assert {run.seed for run in runs} == {100, 1, 2}
     assert all(run.config.model.path == f"bases/{run.seed}" for run in runs)
     assert study.common().model.path == "bases/1"
@@ -328,13 +326,13 @@ def test_the_design_page_counts_what_the_design_has():
     study = load_sweep(DESIGN)
     study.check(study.cells)
     text = " ".join(DESIGN.with_suffix(".md").read_text().split())
-    tuning = len(distinct(study.tuning_runs(study.cells)))
-    reported = len(distinct(study.reported_runs(study.cells)))
+    tuning = len(distinct(study.tuning_runs()))
+    reported = len(distinct(study.reported_runs()))
     design = study.design
     words = dict(zip(range(5, 9), ("five", "six", "seven", "eight"), strict=True))
     assert f"| cells | {words[len(study.cells)]}: " in text
     assert f"| runs | {tuning} to tune, {reported} to report |" in text
-    assert f"| bases | {words[len(design.seeds)]} for each kind" in text and design.seeds == design.seeds_elsewhere
+    assert f"| bases | {words[len(design.seeds)]} for each kind" in text
     assert f"{len(design.planned)} tests are planned" in text
 
 
@@ -378,6 +376,9 @@ def test_an_arm_cannot_be_unequal(load, override, named):
 LR = "rl.optimizer.lr: [1e-4, 1e-3]"
 BASES = '[data.corpus=null, base=null, model.architecture=null, "model.path=bases/{seed}"]'
 BASE_ALONE = changed(GRID, "[chain=sft, method=sft]", '["stages=[prepare_data, base, evaluate]"]')
+UNTUNED = re.sub(", grid: {[^}]*}", "", STUDY)
+SELECTED = "select: {on: validation, seeds: [100]}\n"
+CELLS = STUDY[STUDY.index("cells:") : STUDY.index("primary:")]
 TUNED_ON_LONGER = changed(TUNED, "on: validation", "on: longer")
 
 
@@ -407,7 +408,7 @@ TUNED_ON_LONGER = changed(TUNED, "on: validation", "on: longer")
         (COMPARED, STEPS, STEPS + "rl: {steps: 9}\n", "rl: unknown key .. overrides: [rl.FIELD=VALUE]"),
         (COMPARED, STEPS, STEPS + "method: luffy\n", "method: unknown key .. arms.NAME.method"),
         (COMPARED, STEPS, STEPS + "seed: 1\n", "seed: unknown key .. 'seeds'"),
-        (COMPARED, STEPS, STEPS + "tuned_at: cell\n", "tuned_at: has no effect in a comparison .. arms"),
+        (COMPARED, STEPS, STEPS + "tuned_at: only\n", "tuned_at: has no effect in a comparison .. arms"),
         (COMPARED, str(SMOKE), "smok.yaml", "many.yaml:2: experiment: smok.yaml .. 'smoke'"),
         # Tuning.
         (TUNED, "rl.optimizer.lr", "rl.prompts_per_step", "grid: rl.prompts_per_step .. all arms"),
@@ -450,15 +451,26 @@ TUNED_ON_LONGER = changed(TUNED, "on: validation", "on: longer")
         (STUDY, "arms: [luffy]}", "arms: [luffy]}\n  - {cells: [centre], arms: [sft], against: luffy}",
          "sft against luffy in centre is planned twice"),
         (STUDY, "reference: sft", "reference: ppo", "no arm is called 'ppo'"),
-        (STUDY, "{budget: long, heat: cool}", "{budget: long, cold: cool}", "no axis is called 'cold'"),
-        (STUDY, "{budget: long, heat: cool}", "{budget: long, heat: hot}", "axis heat has no level 'hot'"),
+        (STUDY, "tuned_at: centre", "tuned_at: cell",
+         "many.yaml:11: tuned_at: no cell is called 'cell' .. centre, budget-long .. without"),
+        (UNTUNED, SELECTED, "", "many.yaml:10: tuned_at: has no effect without select"),
+        (STUDY, "two cool steps", "two steps", "cells.heat-cool.label: is also that of cell centre"),
+        (STUDY, "label: two cool steps", "label: ''", "many.yaml:18: cells.heat-cool.label: must not be empty"),
+        (STUDY, "{label: two steps}", "{overrides: []}", "many.yaml:16: cells.centre.label: is missing"),
+        (STUDY, "label: two cool", "title: x, label: two cool", "many.yaml:18: cells.heat-cool.title: unknown key"),
+        (STUDY, "  heat-cool:", "  heat.cool:", "heat.cool .. small letters, digits and _ -"),
+        (STUDY, CELLS, "cells: {}\n", "cells: needs at least 1"),
+        (STUDY, "cells:\n", "axes: {}\ncells:\n", "many.yaml:15: axes: is gone .. cells: {NAME: {label: TEXT"),
+        (STUDY, "cells:\n", "interactions: {a: {}}\ncells:\n", "many.yaml:15: interactions: is gone .. as a cell"),
+        (STUDY, "seeds: [1, 2]", "seeds_elsewhere: [1]\nseeds: [1, 2]", "seeds_elsewhere: is gone .. cells.NAME.seeds"),
         (STUDY, "seeds: [100]}", "seeds: [1]}", "1 is also reported"),
-        (STUDY, "[rl.temperature=0.8]", "[rl.steps=9]", "rl.steps .. budget"),
+        (STUDY, "[rl.temperature=0.8]}", "[rl.steps=9]}",
+         "cell heat-cool: .. many.yaml:18: cells.heat-cool: overrides: rl.steps .. budget"),
         (STUDY, "suite: in_distribution", "suite: nowhere", "no suite is called 'nowhere'"),
         (STUDY, "method: luffy, grid", "method: lufy, grid", "did you mean 'luffy'"),
         (STUDY, "cells: [centre, budget-long]", "cells: [center]", "did you mean 'centre'? there are centre, budget-"),
         (STUDY, "suite: in_distribution", "suite: in_dist", "primary.suite: no suite .. 'in_distribution'"),
-        (STUDY, "[rl.temperature=0.8]", BASES, "cell heat-cool .. axes.heat.levels.cool: model.path"),
+        (STUDY, "[rl.temperature=0.8]}", BASES + "}", "cell heat-cool .. many.yaml:18: cells.heat-cool: model.path"),
     ],
 )  # fmt: skip
 def test_a_mistake_is_one_line_that_says_where(load, text, old, new, named):
