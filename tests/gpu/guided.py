@@ -52,23 +52,22 @@ def main(argv: Sequence[str] | None = None) -> int:
     for file in () if given.miniature else HERE.glob("guided.*.parquet"):
         if not (folder / file.name).exists():
             shutil.copy(file, folder)
-    options = [f"seeds=[{next_seed(load_sweep(design))}]", "--workspace", str(folder / "workspace")]
+    settings = [f"seeds=[{next_seed(load_sweep(design))}]"]
     if given.miniature:
         text = design.read_text(encoding="utf-8").replace("optimizer_steps: 40", "optimizer_steps: 4")
         design.write_text(text.replace("sft_steps: 16", "sft_steps: 2"), encoding="utf-8")
         overrides = [*load_sweep(design).design.overrides, *TINY]
-        options.insert(0, f"overrides={overrides}")
-        options.insert(0, "primary={suite: shorter, decoding: greedy}")
-    command = [sys.executable, "-m", "luffy", "compare", str(design), *options]
+        settings += [f"overrides={overrides}", "primary={suite: shorter, decoding: greedy}"]
+    workspace = str(folder / "workspace")
+    command = [sys.executable, "-m", "luffy", "compare", str(design), *settings, "--workspace", workspace]
     code = subprocess.call([*command, "--cells", "centre"])
     if code == 2:  # a mistake in the design
         return code
     # What is finished counts, also where an arm has failed.
     subprocess.check_call([*command, "--collect", "--page"])
-    study = load_sweep(design)
+    study = load_sweep(design, settings)
     results = read_sweep_results(result_files(study.path, study.design.name))
-    page = markdown(study_page(find(study, results), results))
-    print(page.partition("## in_distribution")[2] or page)
+    print(markdown(study_page(find(study, results), results)))
     return code
 
 
