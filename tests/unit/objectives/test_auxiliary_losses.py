@@ -71,14 +71,15 @@ def test_entropy(case: Tokens) -> None:
     assert_same((loss_BT.detach().numpy()[0], gradient_BT.numpy()[0]), (-case.entropy_T, -np.ones(len(case))))
 
 
+@pytest.mark.parametrize("weight", ["exp_entropy", "probability"])
 @pytest.mark.parametrize("temperature", ["one", "rollout"])
-def test_a_loss_at_temperature_one_sees_nothing_of_the_sampled_distribution(temperature: str) -> None:
+def test_a_loss_at_temperature_one_sees_nothing_of_the_sampled_distribution(temperature: str, weight: str) -> None:
     """Neither in its value nor in the factor on grad log pi_theta that metrics report."""
     sampled, plain = (tokens([LOG(p), LOG(0.1)], entropy=[LOG(p + 1), 2 * p]) for p in (0.5, 0.3))
     batch, other = packed([sampled]), packed([plain])
     batch = replace(batch, untempered_logp_BT=other.logp_BT, untempered_entropy_BT=other.entropy_BT)
     seen = plain if temperature == "one" else sampled
-    nll = NegativeLogLikelihoodLoss(kind="nll", token_weight="exp_entropy", temperature=temperature)
+    nll = NegativeLogLikelihoodLoss(kind="nll", token_weight=weight, temperature=temperature)
     loss, gradient = evaluate(nll, seen)
     (found_BT,) = logp_gradients((term(nll, "response"),), batch, torch.ones(1, 1, 2))
     assert_same((token_loss(nll, batch).loss_BT.detach().numpy()[0], found_BT.numpy()[0]), (loss, gradient))
