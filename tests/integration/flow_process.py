@@ -44,6 +44,6 @@ def stage_states(result):
 
 
 def states(result):
-    """The same for the stages of many runs: `{"luffy 1: rl": "reused", ...}`, without lines of whole runs that failed."""
+    """The same for the stages of many runs, `{"luffy 1: rl": "reused", ...}`, without lines of runs that failed."""
     line = r"^\d\d:\d\d:\d\d ([\w ]+(?: \([^)]*\))?(?:: (?!failed:)\w+)?): (\w+)\b(?!: )"
     return dict(re.findall(line, result.stdout, re.MULTILINE))
