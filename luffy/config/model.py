@@ -6,7 +6,6 @@ code that runs when opened, and that nothing of them leads out of the folder.
 
 import importlib.util
 import os
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -24,8 +23,6 @@ GGUF = ".gguf"
 TODAY = "strftime_now"
 """The function by which a chat template asks transformers for the date."""
 _PACKAGE = "package:"
-_HUB_ID = re.compile(r"(?!.*(?:--|\.\.))(?:\b[\w.-]{1,96}\b/)?\b[\w.-]{1,96}\b(?<!\.git)", re.ASCII)
-"""NAME or OWNER/NAME, as huggingface_hub allows them."""
 _EXPORT_FOLDER = "model"
 
 
@@ -186,7 +183,15 @@ def locate(source: str) -> str:
 
 def is_local(path: str) -> bool:
     """Whether a model's path means a folder or file of this machine, there or not, and no id of the hub."""
-    return path.endswith(GGUF) or Path(locate(path)).exists() or _HUB_ID.fullmatch(path) is None
+    if path.endswith(GGUF) or Path(locate(path)).exists():
+        return True
+    from huggingface_hub.utils import HFValidationError, validate_repo_id  # a tenth of a second that only ids need
+
+    try:
+        validate_repo_id(path)
+    except HFValidationError:
+        return True
+    return False
 
 
 CODE_FILES = ("*.py", "*.bin", "*.pt", "*.pth", "*.pkl", "*.ckpt")

@@ -96,16 +96,18 @@ def test_on_other_instructions_accuracies_lie_within_the_intervals_and_differenc
         assert interval.low <= again.score(arm, measured, cell).estimate.value <= interval.high, (cell, arm)
     compared = [(cell, arm) for cell in study.cells for arm in study.design.others]
     pairs = [*((*each, "on_policy") for each in compared), *study.design.planned]
-    outside = set()
+    outside, page = set(), (FOLDER / "findings.md").read_text(encoding="utf-8")
     for cell, arm, against in pairs:
         interval = first.effect(cell, arm, against=against).result.difference
         found = again.effect(cell, arm, against=against).result.difference.value
-        outside |= set() if interval.low <= found <= interval.high else {(cell, arm, against, f"{100 * found:+.1f}")}
+        if not interval.low <= found <= interval.high:
+            outside.add((cell, arm, against))
+            assert f"({100 * found:+.1f}" in page
     assert len(pairs) == 8
     assert outside == {
-        ("centre", "sft_then_rl", "on_policy", "+36.0"),
-        ("centre", "sft_then_rl", "sft", "-5.6"),
-        ("centre", "luffy", "on_policy", "-6.8"),
+        ("centre", "sft_then_rl", "on_policy"),
+        ("centre", "sft_then_rl", "sft"),
+        ("centre", "luffy", "on_policy"),
     }
 
 
