@@ -1,12 +1,14 @@
 """Seconds per RL step of TRL's GRPOTrainer and of luffy's RL stage, on the same model, prompts and lengths.
 
-Run: python tests/benchmarks/against_trl.py [14m|arithmetic|small] [steps] [threads] [TRL's batch sizes: 8,16]
+Run: python tests/benchmarks/against_trl.py [14m|arithmetic|small] [steps] [threads] [TRL's batch sizes: 8,16,16x2]
      python tests/benchmarks/against_trl.py --one luffy|trl 0.5B|tiny STEPS VARIANT [FOLDER]    (one alone, with vLLM)
 
 Needs `pip install trl`. Both train a randomly initialised Qwen2 in float32 with Dr.GRPO: 8 rows a prompt, one optimizer
 step per batch of rollouts, no gradient checkpointing. Each variant runs in a process of its own, one after the other;
-its first step is not counted. `14m` (16 prompts, up to 600 tokens) takes 40 minutes for a counted step, the others
-minutes. With a batch of 128 rows TRL needs more than 24 GB of memory for it; a variant that is killed is left out.
+its first step is not counted. `16x2` is TRL in two processes, as `accelerate` starts them, and `ranks` is luffy with
+`execution.ranks: 2`, each process with half of the threads. `14m` (16 prompts, up to 600 tokens) takes 40 minutes for a
+counted step, the others minutes. With a batch of 128 rows TRL needs more than 24 GB of memory for it; a variant that is
+killed is left out.
 
 With vLLM, on the GPU that the trainer uses too, the variants are `colocated` (luffy: under Ray), `colocated-local`
 (luffy: in the trainer's process), both with bfloat16 weights, float32 master weights and micro-batches of 16,384 packed
@@ -83,7 +85,13 @@ SIZES = {
     "0.5B": Size(151_936, 896, 4864, 24, 14, 32, 256, 1024, (), kv_heads=2),
     "tiny": Size(512, 64, 128, 2, 2, 2, 16, 24, (), kv_heads=1),
 }
-OURS = {"padded": ExecutionConfig(), "packed": ExecutionConfig(packing=True)}
+PROCESSES = 2
+"""Of a variant with several."""
+OURS = {
+    "padded": ExecutionConfig(),
+    "packed": ExecutionConfig(packing=True),
+    "ranks": ExecutionConfig(packing=True, ranks=PROCESSES, micro_batch_tokens=2048),
+}
 VLLM = "colocated"
 """Prefix of the variants with vLLM."""
 VLLM_SHARE = 0.3
@@ -138,7 +146,7 @@ class Step(NamedTuple):
     gap_mean: float = math.nan
     gap_max: float = math.nan
     cpu: float = math.nan
-    """Seconds of all threads of the process, which other programs on the machine lengthen less."""
+    """Seconds of all threads of the first process, which other programs on the machine lengthen less."""
 
     @property
     def seconds(self) -> float:
@@ -214,13 +222,13 @@ def trl_steps(size: Size, folder: Path, model: Path, steps: int, variant: str) -
     from datasets import Dataset
     from trl import GRPOConfig, GRPOTrainer
 
-    engine, batch = variant.startswith(VLLM), int(variant.removeprefix(f"{VLLM}-"))
-    on_gpu = torch.cuda.is_available()
+    engine, (batch, *processes) = variant.startswith(VLLM), map(int, variant.removeprefix(f"{VLLM}-").split("x"))
+    number, on_gpu = processes[0] if processes else 1, torch.cuda.is_available()
     arguments = GRPOConfig(
         output_dir=str(folder / "trl"), use_cpu=not on_gpu, bf16=on_gpu, gradient_checkpointing=False, report_to="none",
         save_strategy="no", logging_strategy="no", disable_tqdm=True, learning_rate=LR, max_steps=steps,
         num_generations=ROWS, per_device_train_batch_size=batch,
-        gradient_accumulation_steps=size.prompts * ROWS // batch, max_completion_length=size.response_tokens,
+        gradient_accumulation_steps=size.prompts * ROWS // batch // number, max_completion_length=size.response_tokens,
         loss_type="dr_grpo", scale_rewards="none", beta=0.0, temperature=1.0, use_vllm=engine,
         vllm_max_model_length=size.prompt_tokens + size.response_tokens, vllm_gpu_memory_utilization=VLLM_SHARE,
         vllm_enable_sleep_mode=on_gpu,
@@ -243,7 +251,7 @@ def trl_steps(size: Size, folder: Path, model: Path, steps: int, variant: str) -
             gaps = (metrics[f"sampling/sampling_logp_difference/{kind}"] for kind in ("mean", "max"))
             found = [gap[-1] if gap else math.nan for gap in gaps]
             cpu = time.process_time() - self.cpu_began
-            steps_done.append(Step(drawn - sent, sent, wall - drawn, sum(tokens), *found, cpu))
+            steps_done.append(Step(drawn - sent, sent, wall - drawn, sum(tokens) * number, *found, cpu))
             say(f"TRL's step {len(steps_done)}: {steps_done[-1]}")
             for column in (generation, weights, tokens):
                 column.clear()
@@ -308,10 +316,18 @@ def main() -> None:
     tried = batches[0].split(",") if batches else map(str, SIZES[size].trl_batches)
     print(", ".join(f"{name} {version(name)}" for name in ("trl", "luffy-rl", "transformers", "torch")))
     print(f"{size}: {SIZES[size]}, mean of {steps} steps after the first, {threads} threads", flush=True)
-    quiet = {"OMP_NUM_THREADS": threads, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+    quiet = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+    group = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29531", "WORLD_SIZE": str(PROCESSES)}
     for system, variant in [("trl", batch) for batch in tried] + [("luffy", name) for name in OURS]:
+        number = PROCESSES if variant.endswith(f"x{PROCESSES}") else 1  # luffy starts its own further ranks
+        shares = number if system == "trl" else OURS[variant].ranks
         command = [sys.executable, __file__, "--one", system, size, steps, variant]
-        if code := subprocess.run(command, env=os.environ | quiet, check=False).returncode:
+        started = []
+        for rank in range(number):
+            place = group | {"RANK": str(rank), "LOCAL_RANK": str(rank)} if number > 1 else {}
+            given = os.environ | quiet | place | {"OMP_NUM_THREADS": str(int(threads) // shares)}
+            started.append(subprocess.Popen(command, env=given, stdout=subprocess.DEVNULL if rank else None))
+        if code := max((process.wait() for process in started), key=abs):
             print(f"{system} {variant}: ended with {code} (-9: killed, for lack of memory, say)", flush=True)
 
 
