@@ -112,18 +112,22 @@ def test_on_other_instructions_accuracies_lie_within_the_intervals_and_differenc
 
 
 def test_the_first_study_in_prose_is_what_its_results_say():
-    main, third, styles, guided = tables_of(FOLDER / "first.md")
-    for (header, *rows), results_of, design in (
-        (main, None, FIRST),
-        (third, "third_machine", FIRST),
-        (styles, None, FIRST.with_name("styles_and_length.yaml")),
-    ):
-        study, results, _ = loaded(design, results_of)
-        for label, *written in rows:
-            shown = [accuracy(results, cells_of(study)[label], arm) for arm in arms_of(header)]
-            assert [text.split()[0] for text in written] == shown, label
+    page = FOLDER / "first.md"
+    main, guided = tables_of(page)
+    study, results, _ = loaded(FIRST)
+    header, *rows = main
+    for label, *written in rows:
+        shown = [accuracy(results, cells_of(study)[label], arm) for arm in arms_of(header)]
+        assert [text.split()[0] for text in written] == shown, label
     study, _, findings = loaded(FIRST.with_name("guided_methods.yaml"))
     header, *rows = guided
     assert arms_of(header) == [*study.design.others]
     for row, cell in zip(rows, ("centre", "steps-third"), strict=True):
         assert row[1:] == [points(findings.effect(cell, arm)) for arm in study.design.others]
+    _, results, findings = loaded(FIRST.with_name("styles_and_length.yaml"))
+    prose = page.read_text(encoding="utf-8")
+    for cell, arm in (("centre", "sft"), ("style-equations", "sft"), ("style-equations", "on_policy")):
+        assert f" {accuracy(results, cell, arm)}" in prose, (cell, arm)
+    for cell in ("style-equations", "style-checked", "style-both"):
+        difference = findings.effect(cell, "sft_then_rl", against="sft").result.difference.value
+        assert f" {100 * abs(difference):.1f} " in prose, cell
