@@ -103,6 +103,10 @@ def test_verdicts_are_kept_on_disk_by_endpoint_and_model_and_failures_are_not(en
     file.write_text("{")  # damaged, so it is requested again
     assert judge(endpoint, "4", tmp_path).outcome is WRONG
     assert json.loads(file.read_text()) == {"verdict": "INCORRECT"}
+    # A word that is no score is none for a judge of scores with the same prompt.
+    for settings, word, reward in (({"prompt": BY_SCORE["prompt"]}, "7", 0.0), (BY_SCORE, "0.7", 0.7)):
+        endpoint.answer = says(f"VERDICT: {word}")
+        assert judge(endpoint, "4", tmp_path, **settings).reward == reward
 
 
 JUDGE = JudgeGrader(url="http://judge", model="m")
@@ -289,8 +293,7 @@ def with_a_template_that_refuses(folder):
 
 
 @pytest.mark.parametrize(("broken", "device", "named"), [
-    (without_head, "cpu", ("lacks 1 weights", "score.weight")),
-    (cut, "cpu", ("no model that can be loaded",)),
+    (without_head, "cpu", ("lacks 1 weights", "score.weight")), (cut, "cpu", ("no model that can be loaded",)),
     (with_a_template_that_refuses, "cpu", ("chat template", "no system")),
     (lambda folder: None, "cuda:9", ("cuda:9", "execution.reward_device to cpu")),
 ])  # fmt: skip
