@@ -208,10 +208,8 @@ def test_undecodable_text_and_a_key_given_twice_lose_only_their_rows_and_maps_ar
 
 
 @pytest.mark.parametrize(("name", "content", "named"), [
-    ("missing.jsonl", None, "no such file"),
-    ("folder.jsonl", None, "is a directory"),
-    ("d.txt", "x", "extension '.txt'; use one of .parquet, .jsonl, .csv"),
-    ("none-*.jsonl", None, "no such file"),
+    ("missing.jsonl", None, "no such file"), ("folder.jsonl", None, "is a directory"),
+    ("d.txt", "x", "extension '.txt'; use one of .parquet, .jsonl, .csv"), ("none-*.jsonl", None, "no such file"),
     ("d.jsonl", "", "holds no row"),
     ("d.jsonl", "{}\n[]", "none of its 2 rows can be used; the first: row 1, field data_source: is missing"),
     ("d.parquet", "x", "no readable parquet"),

@@ -66,15 +66,9 @@ def response_of(case):
 
 @needs_datasets
 @pytest.mark.parametrize(("kind", "group", "at_least", "wrongly_accepted", "wrongly_refused"), [
-    (MATH, "word problems", 799, 0, 0),
-    (STRICT, "word problems", 799, 0, 0),
-    (EXACT, "word problems", 799, 0, 2),
-    (MATH, "pairs", 84, 4, 7),
-    (STRICT, "pairs", 84, 3, 12),
-    (MATH, "boxed", 60, 3, 6),
-    (STRICT, "boxed", 60, 0, 16),
-    (PREFERRED, "responses", 260, 4, 24),
-    (CHOICE, "choices", 125, 0, 2),
+    (MATH, "word problems", 799, 0, 0), (STRICT, "word problems", 799, 0, 0), (EXACT, "word problems", 799, 0, 2),
+    (MATH, "pairs", 84, 4, 7), (STRICT, "pairs", 84, 3, 12), (MATH, "boxed", 60, 3, 6), (STRICT, "boxed", 60, 0, 16),
+    (PREFERRED, "responses", 260, 4, 24), (CHOICE, "choices", 125, 0, 2),
 ])  # fmt: skip
 def test_no_more_disagreements_than_known(pool, kind, group, at_least, wrongly_accepted, wrongly_refused):
     cases = [case for case in records(DATASETS / "grader_cases/cases.jsonl") if GROUPS[group](case)]

@@ -29,12 +29,10 @@ BLOCK, OTHER = "```python\nx\n```", "```python\ny\n```"
 
 
 @pytest.mark.parametrize(("response", "problem", "found"), [
-    (f"<think>{OTHER}</think>{BLOCK}", Problem(), "x\n"),
-    (f"<think>{BLOCK}", Problem(), Outcome.NO_ANSWER),
+    (f"<think>{OTHER}</think>{BLOCK}", Problem(), "x\n"), (f"<think>{BLOCK}", Problem(), Outcome.NO_ANSWER),
     (f"Complete {OTHER}", Problem(f"Complete {OTHER}"), Outcome.NO_ANSWER),
     (f"Here x = 12345.\n{BLOCK}\nx = 12345", Problem("x = 12345"), "x\n"),
-    (f"<answer>{BLOCK}</answer> {OTHER}", Problem(in_tag=True), "x\n"),
-    ("3", Problem(), Outcome.NO_ANSWER),
+    (f"<answer>{BLOCK}</answer> {OTHER}", Problem(in_tag=True), "x\n"), ("3", Problem(), Outcome.NO_ANSWER),
 ])  # fmt: skip
 def test_a_program_stands_in_the_answer_and_is_not_that_of_the_question(response, problem, found):
     (step,) = steps(CodeGrader(), GradeRequest(response, "[]", problem))
