@@ -196,11 +196,6 @@ def check_golds(prompts: Sequence[Prompt], grader: GraderPool, grading: GradingC
     return golds
 
 
-def with_verdict(trace: Trace, outcome: Outcome) -> Trace:
-    """Return the trace with `verified` set; a verdict that its source brought along is replaced."""
-    return dataclasses.replace(trace, verified=outcome is Outcome.CORRECT)
-
-
 class _JudgedTrace(NamedTuple):
     """A trace, and the findings about it."""
 
@@ -294,7 +289,9 @@ class RowFilter:
         for each in traces if reason is None else ():
             against = self._against_trace(each, opener)
             if against is None:
-                usable.append((with_verdict(each.trace, each.outcome), each.num_tokens))
+                # A verdict that its source brought along is replaced.
+                verified = dataclasses.replace(each.trace, verified=each.outcome is Outcome.CORRECT)
+                usable.append((verified, each.num_tokens))
             else:
                 rejected.append((each.trace, against))
             if against is Rejection.TRACE_HOLDS_BENCHMARK_PROBLEM and each.held is not None:

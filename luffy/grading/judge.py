@@ -116,7 +116,7 @@ class _Judge:
             known = None if file is None else parse_json(file.read_text(encoding="utf-8"))["verdict"]
         except (OSError, ValueError, LookupError, TypeError):
             known = None  # not asked yet; a file that is no verdict is written again
-        if isinstance(known, str):
+        if isinstance(known, str) and (kind.correct_from is None or _score(known) is not None):
             return _grade(known, request)
         async with self._slots:
             started = time.monotonic()
@@ -178,7 +178,7 @@ def _score(word: str) -> float | None:
 def _grade(word: str, request: JudgeRequest, seconds: float = 0.0) -> Grade:
     # The reason does not mention the cache: after a kill, samples have to be the same bytes as in an undisturbed stage.
     bound = request.judge.correct_from
-    score = None if bound is None else _score(word) or 0.0
+    score = None if bound is None else _score(word)
     is_right = word == request.judge.correct.upper() if bound is None or score is None else score >= bound
     outcome = Outcome.CORRECT if is_right else Outcome.WRONG
     return Grade(outcome, request.answer, f"the judge says {word}", seconds, score)

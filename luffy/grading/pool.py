@@ -294,12 +294,6 @@ class GraderPool:
         has_failed = verdict.cancelled() or verdict.exception() is not None
         self._memo.settle(work, None if has_failed else verdict.result())
 
-    def _living(self) -> WorkerProcess:
-        worker: WorkerProcess | None = getattr(self._own, "worker", None)
-        if worker is None or worker.is_gone:
-            worker = self._own.worker = self._workers.start()
-        return worker
-
     def _run(self, work: Verification) -> Grade:
         """Return the grade of a verification. LostError when the server died repeatedly.
 
@@ -308,8 +302,10 @@ class GraderPool:
         """
         deaths = losses = 0
         while True:
+            worker: WorkerProcess | None = getattr(self._own, "worker", None)
             try:
-                worker = self._living()
+                if worker is None or worker.is_gone:
+                    worker = self._own.worker = self._workers.start()
             except LuffyError as error:
                 self._refuse_if_closed()
                 losses += 1

@@ -54,19 +54,15 @@ def _expression(luck: random.Random) -> Pair:
 _FORMS = [_fraction, _radical, _polynomial, _interval, _tuple, _integer, _expression]
 
 TOWERS = (
-    "9^{9^{9^{9}}}",
-    "%d^{9^{9^9}}",
-    "%d000000000!",
-    r"\binom{10^9}{5\cdot 10^8}+%d",
-    r"\sum_{k=1}^{1000000000} k^{k+%d}",
-    r"\prod_{k=1}^{10000000} (k+%d)",
+    "9^{9^{9^{9}}}", "%d^{9^{9^9}}", "%d000000000!", r"\binom{10^9}{5\cdot 10^8}+%d",
+    r"\sum_{k=1}^{1000000000} k^{k+%d}", r"\prod_{k=1}^{10000000} (k+%d)",
     r"\{" + ",".join(f"x_{{{n}}}" for n in range(200)) + r", %d\}",
     r"\cup".join(f"({n},{n + 1})" for n in range(0, 200, 2)) + r"\cup\{%d\}",
     r"\begin{vmatrix}"
     + r"\\".join("&".join(f"a_{{{r}{c}}}" for c in range(8)) for r in range(8))
     + r"\end{vmatrix}+%d",
     r"7^{7^{7^7}} \bmod %d",
-)
+)  # fmt: skip
 """Formulas that are short and never end; `%d` makes them distinct."""
 ENDLESS = (
     r"(%d+\sqrt{2}+\sqrt{3}+\sqrt{5}+\sqrt{7}+\sqrt{11})^{60}",
@@ -75,48 +71,18 @@ ENDLESS = (
 )
 """Formulas that look ordinary and never end."""
 _LARGE = (
-    r"\sqrt{%d+" * 60 + "2" + "}" * 60,
-    r"\frac{1}{%d+" * 30 + "x" + "}" * 30,
-    "{" * 5000 + "%d",
-    "}" * 3000 + r"\boxed{%d}",
-    r"\boxed{" * 40 + "%d" + "}" * 40,
-    "(" * 99 + "%d" + ")" * 99,
-    "9" * 100_000 + "%d",
-    "x" * 100_000 + "%d",
-    r"\[" * 2000 + "%d",
-    "$" * 3001 + "%d",
+    r"\sqrt{%d+" * 60 + "2" + "}" * 60, r"\frac{1}{%d+" * 30 + "x" + "}" * 30, "{" * 5000 + "%d",
+    "}" * 3000 + r"\boxed{%d}", r"\boxed{" * 40 + "%d" + "}" * 40, "(" * 99 + "%d" + ")" * 99, "9" * 100_000 + "%d",
+    "x" * 100_000 + "%d", r"\[" * 2000 + "%d", "$" * 3001 + "%d",
     r"\begin{pmatrix}" + r"\\".join("&".join("1" * 12) for _ in range(12)) + r"\end{pmatrix}+%d",
-    r"\left[-\infty, %d" + r"\right) \cup [3, " * 60,
-    "0." + "9" * 900 + "%d",
-)
+    r"\left[-\infty, %d" + r"\right) \cup [3, " * 60, "0." + "9" * 900 + "%d",
+)  # fmt: skip
 _STRANGE = (
-    "٣%d",
-    "３%d",
-    "\ud800%d",
-    "%d\x00",
-    "\u202e%d\u202c",
-    "%d\u200b\ufeff",
-    "__import__('os').system('exit %d')",
-    "def f():\n    while True: %d",
-    "{{{%d",
-    r"\frac{%d}{0}",
-    r"\frac{}{%d}",
-    r"\sqrt[0]{%d}",
-    "%d🎉",
-    "∞^∞+%d",
-    r"\text{%d",
-    "<think>%d",
-    "%d</think>",
-    "<answer>%d",
-    r"\\boxed{%d}",
-    "1e999999%d",
-    "%d%%%%",
-    "nan+%d",
-    r"\infty-\infty+%d",
-    r"\log_{1}{%d}",
-    r"\lim_{x\to 0}\frac{%d}{x}",
-    "%d;DROP TABLE answers",
-)
+    "٣%d", "３%d", "\ud800%d", "%d\x00", "\u202e%d\u202c", "%d\u200b\ufeff", "__import__('os').system('exit %d')",
+    "def f():\n    while True: %d", "{{{%d", r"\frac{%d}{0}", r"\frac{}{%d}", r"\sqrt[0]{%d}", "%d🎉", "∞^∞+%d",
+    r"\text{%d", "<think>%d", "%d</think>", "<answer>%d", r"\\boxed{%d}", "1e999999%d", "%d%%%%", "nan+%d",
+    r"\infty-\infty+%d", r"\log_{1}{%d}", r"\lim_{x\to 0}\frac{%d}{x}", "%d;DROP TABLE answers",
+)  # fmt: skip
 _ALPHABET = "\\{}[]()^_$&,.+-*/=<>0123456789xyπ√ \n\t\x00!|%#~'\"éß٣\ud800"
 _WORDS = [r"\frac", r"\sqrt", r"\boxed", r"\left(", r"\right)", r"\text", r"\cup", r"\infty", r"\pi", "<think>", *"^{}"]
 

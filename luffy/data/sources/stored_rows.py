@@ -273,8 +273,13 @@ def _load(source: HubSource, purpose: str) -> "Dataset":
     datasets.disable_progress_bars()
     local = Path(source.path).is_dir()
     try:
+        # Not in memory, whatever HF_DATASETS_IN_MEMORY_MAX_SIZE says: `inputs` are the digests of the cached files.
         return datasets.load_dataset(
-            source.path, source.name, split=source.split, revision=None if local else source.revision
+            source.path,
+            source.name,
+            split=source.split,
+            revision=None if local else source.revision,
+            keep_in_memory=False,
         )
     except Exception as error:  # noqa: BLE001 - the hub's client lets through the errors of several HTTP libraries
         text = " ".join(str(error).split()) or type(error).__name__

@@ -138,12 +138,11 @@ def split_items(text: str) -> list[str]:
     if number(text) is not None:
         return [text]
     if "\\begin" not in text:
-        text = _FOLLOWED.sub(_listed, _SEPARATORS.sub(",", text))
+        text = _FOLLOWED.sub(
+            lambda match: match[0] if match["word"].lower() in _OPERATIONS else f"{match[0].rstrip()},",
+            _SEPARATORS.sub(",", text),
+        )
     return [part for part in top_level(text, ",") if part]
-
-
-def _listed(match: re.Match[str]) -> str:
-    return match[0] if match["word"].lower() in _OPERATIONS else f"{match[0].rstrip()},"
 
 
 def top_level(text: str, separator: str) -> list[str]:

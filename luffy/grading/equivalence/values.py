@@ -184,14 +184,10 @@ def _in_one_unit(left: Expression, right: Expression) -> tuple[Expression, Expre
     are_angles = DEGREE in variables(left), DEGREE in variables(right)
     if are_angles[0] == are_angles[1]:
         return left, right
-    degree = {DEGREE: degree_beside(right if are_angles[0] else left)}
-    return substituted(left, degree), substituted(right, degree)
-
-
-def degree_beside(other: Expression) -> Expression:
-    r"""What a degree is beside a value without its sign: `\pi`/180 where that holds `\pi`, else one."""
+    is_beside_pi = "\\pi" in str(right if are_angles[0] else left)
     radians = Apply("/", (Variable("\\pi"), Number(Fraction(180))))
-    return radians if "\\pi" in str(other) else Number(Fraction(1))
+    degree: dict[str, Expression] = {DEGREE: radians if is_beside_pi else Number(Fraction(1))}
+    return substituted(left, degree), substituted(right, degree)
 
 
 def _rounds_to(reference: str, answer: Expression) -> bool:

@@ -7,8 +7,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from support.refusals import refused
-from support.stages import execute, opened
 from synthetic.loaded_source import load_file, write_rows
+from synthetic.preparation import prepare, sources_of
 
 from luffy.data.schema import RowError, as_text, prompt_from_row
 from luffy.errors import DataError
@@ -25,28 +25,21 @@ def says(**parts):
     return {"role": "assistant", "content": r"\boxed{2}", **parts}
 
 
-def prepared(work, file):
-    """What the card says of the file as a suite, and the stage's folder."""
-    experiment = opened(work, "smoke.yaml", f"data.suites.more={{kind: file, path: {file}}}")
-    execute(experiment, "prepare_data")
-    out = experiment.plan_node("prepare_data").directory
-    return json.loads((out / "card.json").read_text())["sources"]["suites.more"], out
+def prepared_suites(out, **files):
+    """What the card says of the files as suites."""
+    prepare(out, suites={name: {"kind": "file", "path": str(file)} for name, file in files.items()})
+    return {name: sources_of(out)[f"suites.{name}"] for name in files}
 
 
-@pytest.mark.parametrize(
-    ("turns", "field"),
-    [
-        ([says(weight=0)], "prompt[1].weight"),
-        ([says(loss_mask=0)], "prompt[1].loss_mask"),
-        ([says(tool_calls=[{"function": {"name": "f"}}])], "prompt[1].tool_calls"),
-        ([{"role": "user", "content": "<image> 1 + 1?", "images": ["x.png"]}], "prompt[1].images"),
-        ([says(content="Let me think.\n<think>")], "prompt"),
-        ([{"role": "user", "content": "<image>Find x."}], "prompt"),
-    ],
-)
-def test_what_is_neither_asked_nor_learned_as_written_is_refused(turns, field):
+@pytest.mark.parametrize(("turn", "field"), [
+    (says(weight=0), "prompt[1].weight"), (says(loss_mask=0), "prompt[1].loss_mask"),
+    (says(tool_calls=[{"function": {"name": "f"}}]), "prompt[1].tool_calls"),
+    ({"role": "user", "content": "<image> 1 + 1?", "images": ["x.png"]}, "prompt[1].images"),
+    (says(content="Let me think.\n<think>"), "prompt"), ({"role": "user", "content": "<image>Find x."}, "prompt"),
+])  # fmt: skip
+def test_what_is_neither_asked_nor_learned_as_written_is_refused(turn, field):
     with pytest.raises(RowError) as caught:
-        prompt_from_row(row(*turns))
+        prompt_from_row(row(turn))
     assert caught.value.field == field
     prompt_from_row(row(says(weight=1, loss_mask=True, tool_calls=[])))
 
@@ -61,8 +54,6 @@ def test_thoughts_beside_the_content_are_part_of_the_trace_and_a_written_prompt_
 
 
 PLAIN, CHAT = {"prompt": "1 + 1?", "answer": "2"}, {"messages": [*TURNS, says()]}
-
-
 CALLING = [says(content="I will.", tool_calls=[{"function": {"name": "f"}}]), {"role": "tool", "content": "2"}, says()]
 
 
@@ -90,8 +81,7 @@ def test_completions_that_begin_late_or_in_another_file_are_read(tmp_path):
     write_rows(tmp_path / "a.jsonl", *without)
     late = [each | {"completion": r"\boxed{" + each["answer"] + "}"} for each in without]
     write_rows(tmp_path / "b.jsonl", *without[:41], *late[41:])
-    loaded = load_file(tmp_path / "*.jsonl")
-    assert sum(len(prompt.traces) for prompt in loaded.prompts) == 9
+    assert sum(len(prompt.traces) for prompt in load_file(tmp_path / "*.jsonl").prompts) == 9
 
 
 def test_a_reference_is_the_shortest_text_of_its_columns_number(tmp_path):
@@ -104,26 +94,25 @@ def test_a_reference_is_the_shortest_text_of_its_columns_number(tmp_path):
         assert [prompt.ground_truth for prompt in loaded.prompts] == ["0.1", "2.5", "3"]
 
 
-@pytest.mark.parametrize("layout", ["verl", "plain"])
-def test_log_and_card_name_columns_that_are_not_read(tmp_path, caplog, layout):
-    given = {
-        "verl": [row(says()), row(says(), notes="x")],
-        "plain": [{"prompt": "1 + 1?", "answer": "2", "notes": "x"}],
+def test_log_and_card_name_columns_that_are_not_read(tmp_path, caplog):
+    layouts = {"verl": [row(says()), row(says(), notes="x")], "plain": [{**PLAIN, "notes": "x"}]}
+    files = {
+        name: write_rows(tmp_path / f"{name}.jsonl", *({**each, "weight": 0.5, "empty": None} for each in rows))
+        for name, rows in layouts.items()
     }
-    rows = [{**each, "weight": 0.5, "empty": None} for each in given[layout]]
-    card, out = prepared(tmp_path / "work", write_rows(tmp_path / "rows.jsonl", *rows))
-    assert card["unread"] == {"notes": 1, "weight": len(rows)}
-    assert (
-        "suites.more: columns that are not read, with how many of its first rows have a value: notes (1)" in caplog.text
-    )
-    assert "| columns not read | weight |" in (out / "card.md").read_text()
+    for name, card in prepared_suites(tmp_path / "out", **files).items():
+        assert card["unread"] == {"notes": 1, "weight": len(layouts[name])}
+        assert any(
+            f"suites.{name}: " in said and "not read" in said and "notes (1)" in said for said in caplog.messages
+        )
+    assert "| columns not read | weight |" in (tmp_path / "out/card.md").read_text()
 
 
 def test_a_small_file_of_any_number_of_malformed_rows_has_all_counted_and_the_first_thousand_kept(tmp_path):
     file, rows = tmp_path / "rows.parquet", 30_000
     texts = pa.array(["1 + 1 ="] * 3 + [None] * rows, pa.string())
     pq.write_table(pa.table({"prompt": texts, "answer": pa.array(["2"] * (rows + 3))}), file)
-    card, out = prepared(tmp_path / "work", file)
+    card = prepared_suites(tmp_path / "out", more=file)["more"]
     assert (card["rows_in"], card["quarantined"], card["malformed"]) == (rows + 3, rows, {"prompt": rows})
-    kept = [json.loads(line) for line in (out / "quarantine.jsonl").read_text().splitlines()]
+    kept = [json.loads(line) for line in (tmp_path / "out/quarantine.jsonl").read_text().splitlines()]
     assert [each["row"] for each in kept if each["source"] == "suites.more"] == list(range(4, 1004))

@@ -2,9 +2,9 @@
 samples that they read. No text of real data sets is asserted or shown."""
 
 import json
+import re
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pyarrow as pa
@@ -19,8 +19,7 @@ from synthetic.preparation import row
 
 from luffy.config import load_experiment
 from luffy.config.data import CustomSource, FileSource, HubSource, MixtureSource, ReasoningGymSource, SourceConfig
-from luffy.config.experiment import ExperimentConfig
-from luffy.config.grading import ChoiceGrader, GradingConfig, MathGrader, ReasoningGymGrader, StrictMathGrader
+from luffy.config.grading import ChoiceGrader, GradingConfig, ReasoningGymGrader
 from luffy.config.load import resolve_recipes
 from luffy.config.settings import PrepareDataSettings
 from luffy.config.shipped import recipe_files
@@ -33,7 +32,7 @@ from luffy.grading.programs import cases_of
 from luffy.grading.request import GradeRequest, problem_of
 from luffy.pipeline.graph import build_graph
 from luffy.pipeline.outside import outside_files
-from luffy.types import Outcome, Prompt
+from luffy.types import Outcome
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 QA = {"data_source": "qa", "problem": "q", "answer": {"column": "a"}, "traces": ({"column": "t"},)}
@@ -41,26 +40,24 @@ ROW = row("1+1", "<think>\n2</think>\\boxed{2}")
 
 
 @pytest.fixture
-def offline(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def offline(monkeypatch, tmp_path):
     pytest.importorskip("datasets", reason="needs the package datasets")
     monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
     monkeypatch.setattr("datasets.config.HF_HUB_OFFLINE", True)
+    monkeypatch.setattr("datasets.config.IN_MEMORY_MAX_SIZE", 1 << 30)  # of HF_DATASETS_IN_MEMORY_MAX_SIZE
 
 
-def hub(path: object, **more: object) -> HubSource:
+def hub(path, **more):
     return HubSource.model_validate({"kind": "hub", "path": str(path), "fields": QA, **more})
 
 
-Stored = Callable[..., SourceConfig]
-"""A source of the rows that it gets, with these settings."""
-
-
 @pytest.fixture(params=["jsonl", "csv", "parquet", "hub"])
-def stored(request: pytest.FixtureRequest, tmp_path: Path) -> Stored:
+def stored(request, tmp_path):
+    """Makes a source of the rows that it gets, with these settings."""
     if request.param == "hub":
         request.getfixturevalue("offline")
 
-    def store(*rows: dict[str, object], **settings: object) -> SourceConfig:
+    def store(*rows, **settings):
         if request.param != "hub":
             path = write_rows(tmp_path / f"d.{request.param}", *rows)
             return FileSource.model_validate({"kind": "file", "path": str(path), "fields": QA, **settings})
@@ -74,20 +71,24 @@ structured = pytest.mark.parametrize("stored", ["jsonl", "parquet", "hub"], indi
 """For columns that CSV can only hold as text."""
 
 
-def test_the_same_rows_in_any_format_are_the_same_prompts(stored: Stored) -> None:
+def test_the_same_rows_in_any_format_are_the_same_prompts(stored):
     rows = [{"q": f'{n} "and",\nmore', "a": str(n), "t": f"\\boxed{{{n}}}", "unused": n} for n in range(600)]
     rows.append({"q": None, "a": "1", "t": "x", "unused": 0})
     loaded = load_source(stored(*rows))
-    assert [(prompt.messages[0].content, prompt.ground_truth) for prompt in loaded.prompts] == [
-        (row["q"], row["a"]) for row in rows[:600]
-    ]
+    read = [{"q": prompt.messages[0].content, "a": prompt.ground_truth} for prompt in loaded.prompts]
+    assert read == [{"q": row["q"], "a": row["a"]} for row in rows[:600]]
     assert loaded.prompts[5].traces[0].text == "\\boxed{5}"
     assert [(bad.row, bad.field) for bad in loaded.quarantined] == [(601, "q")]
     assert load_source(stored(*rows, max_rows=7)).prompts == loaded.prompts[:7]
 
 
+def test_other_rows_are_another_input(stored):
+    two, three = (load_source(stored({"q": "1+1", "a": answer, "t": "x"})).inputs.values() for answer in "23")
+    assert not {*two} & {*three}
+
+
 @structured
-def test_luffys_columns_need_no_fields_and_a_misspelt_one_is_found(stored: Stored) -> None:
+def test_luffys_columns_need_no_fields_and_a_misspelt_one_is_found(stored):
     (prompt,) = load_source(stored(ROW, fields=None, author="r1")).prompts
     assert (prompt.data_source, prompt.traces[0].author, prompt.ground_truth) == ("t", "r1", "2")
     for column, meant in (("targte", "target"), ("trace", "traces")):
@@ -97,7 +98,7 @@ def test_luffys_columns_need_no_fields_and_a_misspelt_one_is_found(stored: Store
 
 
 @structured
-def test_rows_are_filtered_and_their_questions_have_options(stored: Stored) -> None:
+def test_rows_are_filtered_and_their_questions_have_options(stored):
     options = {"text": ["x", "y"], "label": ["1", "2"]}
     rows = [{"q": f"Q{n}", "choices": options, "a": "2", "subject": "ab"[n % 2]} for n in range(600)]
     choices = {"column": "choices.text", "labels": "choices.label"}
@@ -110,17 +111,17 @@ def test_rows_are_filtered_and_their_questions_have_options(stored: Stored) -> N
 
 
 @pytest.mark.parametrize("stored", ["csv", "parquet", "hub"], indirect=True)
-def test_a_missing_column_is_refused_with_a_list_of_the_present_ones(stored: Stored) -> None:
-    with refused("column q, t missing; found question, a", error=DataError):
-        load_source(stored({"question": "1", "a": "2"}))
-    with refused("column q missing; found question, a", error=DataError):
-        load_source(stored({"question": "1", "a": "2", "t": "3"}))
-    with refused("column subject missing; found q", error=DataError):
-        load_source(stored({"q": "1", "a": "2", "t": "3"}, only={"subject": "b"}))
+def test_a_missing_column_is_refused_with_a_list_of_the_present_ones(stored):
+    for named, columns, only in (
+        ("column q, t missing; found question, a", {"question": "1", "a": "2"}, {}),
+        ("column subject missing; found q", {"q": "1", "a": "2", "t": "3"}, {"subject": "b"}),
+    ):
+        with refused(named, error=DataError):
+            load_source(stored(columns, only=only))
 
 
 @pytest.mark.usefixtures("offline")
-def test_a_date_that_python_does_not_have_is_one_bad_row_of_a_dataset(tmp_path: Path) -> None:
+def test_a_date_that_python_does_not_have_is_one_bad_row_of_a_dataset(tmp_path):
     days = pa.array([None, 2**60], pa.timestamp("us"))
     table = pa.table({"q": ["1+1", "2+1"], "a": ["2", "3"], "t": [[], []], "day": days})
     (tmp_path / "d").mkdir()
@@ -131,7 +132,7 @@ def test_a_date_that_python_does_not_have_is_one_bad_row_of_a_dataset(tmp_path: 
 
 
 @pytest.mark.usefixtures("offline")
-def test_an_unreachable_hub_and_one_without_its_package_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unreachable_hub_and_one_without_its_package_are_refused(monkeypatch):
     wanted = ("data.train: nobody/no-such-data (split train, revision main)", "kind: file", "HF_HUB_OFFLINE=1")
     with refused(*wanted, error=DataError):
         load_source(hub("nobody/no-such-data"))
@@ -158,32 +159,25 @@ def broken(purpose, seed, options): return object()
 """
 
 
-@pytest.fixture
-def riddles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def test_a_custom_source_is_loaded_by_import_path_and_an_invalid_factory_refused(tmp_path, monkeypatch):
     (tmp_path / "my_riddles.py").write_text(RIDDLES)
     monkeypatch.syspath_prepend(tmp_path)
-    yield
-    sys.modules.pop("my_riddles", None)
-
-
-@pytest.mark.usefixtures("riddles")
-def test_a_custom_source_is_loaded_by_import_path_and_an_invalid_factory_refused() -> None:
+    monkeypatch.delitem(sys.modules, "my_riddles", raising=False)
     config = CustomSource(kind="custom", factory="my_riddles:riddles", options={"count": 3})
     assert [prompt.ground_truth for prompt in load_source(config).prompts] == ["0", "1", "2"]
-    for factory, reason in {
-        "my_riddles:nothing": "cannot be imported",
-        "no_such_module:f": "cannot be imported",
-        "my_riddles:broken": "without kind, is_light, inputs, rows",
-    }.items():
+    for factory, reason in (
+        *((path, "cannot be imported") for path in ("my_riddles:nothing", "no_such_module:f")),
+        ("my_riddles:broken", "without kind, is_light, inputs, rows"),
+    ):
         with refused("data.train.factory", factory, reason, error=DataError):
             load_source(CustomSource(kind="custom", factory=factory))
 
 
-def gym(**settings: object) -> ReasoningGymSource:
+def gym(**settings):
     return ReasoningGymSource.model_validate({"kind": "reasoning_gym", "num_prompts": 5, **settings})
 
 
-def test_reasoning_gym_takes_its_tasks_in_turn() -> None:
+def test_reasoning_gym_takes_its_tasks_in_turn():
     pytest.importorskip("reasoning_gym", reason="needs the package reasoning-gym")
     config = gym(tasks=("chain_sum", "gcd"), options={"chain_sum": {"max_terms": 3}})
     one, again, other = (load_source(config, purpose).prompts for purpose in ("train", "train", "suites.a"))
@@ -195,26 +189,20 @@ def test_reasoning_gym_takes_its_tasks_in_turn() -> None:
         load_source(gym(tasks=("knight_swap",)))
 
 
-def test_reasoning_gym_scores_its_own_tasks_where_answers_have_many_forms() -> None:
+def test_reasoning_gym_scores_its_own_tasks_where_answers_have_many_forms():
     """Countdown accepts every expression that reaches the target, and partial scores are rewards."""
     pytest.importorskip("reasoning_gym", reason="needs the package reasoning-gym")
-    config = gym(tasks=("countdown", "rearc"), num_prompts=4, grader="gym")
-    loaded = load_source(config)
+    loaded = load_source(gym(tasks=("countdown", "rearc"), num_prompts=4, grader="gym"))
     assert [bad.field for bad in loaded.quarantined] == ["metadata"] * 2  # rearc does not come back from JSON
     prompt = loaded.prompts[0]
     assert prompt.grader == "gym"
-    grading = GradingConfig(named={"gym": ReasoningGymGrader()})
-
     gold = prompt.ground_truth
     boxed, tag = rf"So \boxed{{({gold})}}.", f"So <answer>{gold}</answer>"
     responses = (f"<think>hm</think>{gold}", boxed, tag, f"{gold} + 99", "<think>hm")
-    with GraderPool(1, PATIENCE_S, grading) as pool:
+    with GraderPool(1, PATIENCE_S, GradingConfig(named={"gym": ReasoningGymGrader()})) as pool:
         grades = pool.grade([GradeRequest(response, gold, problem_of(prompt)) for response in responses])
-    right, other_form, tagged, wrong, open_reasoning = grades
-    assert [grade.outcome for grade in (right, other_form, tagged)] == [Outcome.CORRECT] * 3
-    assert right.reward == 1.0
-    assert wrong.outcome is Outcome.WRONG and 0 < wrong.reward < 1
-    assert open_reasoning.outcome is Outcome.NO_ANSWER
+    assert [grade.outcome for grade in grades] == [*[Outcome.CORRECT] * 3, Outcome.WRONG, Outcome.NO_ANSWER]
+    assert grades[0].reward == 1.0 and 0 < grades[3].reward < 1
 
 
 SMOKE = REPOSITORY / "exp_configs/smoke.yaml"
@@ -223,12 +211,12 @@ SUMS = "{kind: arithmetic, num_prompts: 7, num_operations: [2]}"
 PARTS = f"{{sums: {{weight: 3, source: {SUMS}}}, stories: {{source: {STORIES}}}}}"
 
 
-def mixing(parts: str = PARTS, *overrides: str) -> ExperimentConfig:
+def mixing(parts=PARTS, *overrides):
     mixture = f"data.train={{kind: mixture, parts: {parts}}}"
     return load_experiment(SMOKE, ["chain=rl", "method=luffy", mixture, *overrides])
 
 
-def test_every_prompt_of_a_mixture_keeps_its_data_source_and_knows_its_part() -> None:
+def test_every_prompt_of_a_mixture_keeps_its_data_source_and_knows_its_part():
     source = mixing().data.train
     assert isinstance(source, MixtureSource)
     loaded = load_source(source, seed=1)
@@ -245,7 +233,7 @@ def test_every_prompt_of_a_mixture_keeps_its_data_source_and_knows_its_part() ->
     assert load_source(changed, seed=1).inputs != loaded.inputs
 
 
-def test_a_part_may_be_a_recipe_or_a_file_which_the_stage_declares(tmp_path: Path) -> None:
+def test_a_part_may_be_a_recipe_or_a_file_which_the_stage_declares(tmp_path):
     of_recipe = mixing(PARTS.replace(STORIES, "{kind: recipe, name: gsm8k}")).data.train.parts["stories"]
     assert (of_recipe.source.kind, of_recipe.weight) == ("hub", 1.0)
     file = tmp_path / "rows.jsonl"
@@ -258,57 +246,49 @@ def test_a_part_may_be_a_recipe_or_a_file_which_the_stage_declares(tmp_path: Pat
 EQUAL_PROMPTS = "{kind: verifiers, environment: games, python: x, equal_prompts: true}"
 
 
-@pytest.mark.parametrize(
-    ("parts", "overrides", "named"),
-    [
-        (PARTS, ["rl.sampling={kind: pools}"], "use one of them"),
-        (f"{{sums: {{source: {SUMS}}}}}", [], "data.train.parts"),
-        (PARTS.replace("weight: 3", "weight: 0"), [], "data.train.parts.sums.weight"),
-        (PARTS.replace("guess_number", "guess_numbers"), [], "did you mean 'guess_number'?"),
-        (PARTS.replace("guess_number", "word_problems"), [], "data/samples/word_problems_train.jsonl"),
-        (PARTS.replace(STORIES, EQUAL_PROMPTS), [], "in a mixture equal prompts count as repeats"),
-    ],
-)
-def test_a_mixture_that_cannot_be_is_refused(parts: str, overrides: list[str], named: str) -> None:
-    with pytest.raises(ConfigError) as caught:
+@pytest.mark.parametrize(("parts", "overrides", "named"), [
+    (PARTS, ["rl.sampling={kind: pools}"], "use one of them"),
+    (f"{{sums: {{source: {SUMS}}}}}", [], "data.train.parts"),
+    (PARTS.replace("weight: 3", "weight: 0"), [], "data.train.parts.sums.weight"),
+    (PARTS.replace("guess_number", "guess_numbers"), [], "did you mean 'guess_number'?"),
+    (PARTS.replace("guess_number", "word_problems"), [], "data/samples/word_problems_train.jsonl"),
+    (PARTS.replace(STORIES, EQUAL_PROMPTS), [], "equal prompts count as repeats"),
+])  # fmt: skip
+def test_a_mixture_that_cannot_be_is_refused(parts, overrides, named):
+    with pytest.raises(ConfigError, match=re.escape(named)):
         mixing(parts, *overrides)
-    assert named in str(caught.value)
 
 
-def recipe(name: str, **more: object) -> SourceConfig:
-    values: dict = {"data": {"train": {"kind": "recipe", "name": name, **more}}}
+def recipe(name, **more):
+    values = {"data": {"train": {"kind": "recipe", "name": name, **more}}}
     resolve_recipes(values, {}, "test.yaml")
     return TypeAdapter(SourceConfig).validate_json(json.dumps(values["data"]["train"]))
 
 
 @pytest.mark.parametrize("name", recipe_files())
-def test_every_shipped_recipe_is_a_valid_source(name: str) -> None:
+def test_every_shipped_recipe_is_a_valid_source(name):
     assert recipe(name).kind == "hub"
     assert recipe(name, file="copy.jsonl", max_rows=5).model_dump()["path"] == "copy.jsonl"
 
 
-@pytest.mark.parametrize(
-    ("asked", "named"),
-    [
-        ({"name": "gsm9k"}, ("no recipe 'gsm9k'; did you mean gsm8k", "there are")),
-        ({"name": "aime42"}, ("no recipe 'aime42'; did you mean aime2", "there are")),
-        ({"name": "zzz"}, ("no recipe 'zzz'; there are",)),
-        ({}, ("needs exactly one of name",)),
-        ({"name": "gsm8k", "fiel": "x"}, ("unknown key 'fiel'",)),
-    ],
-)
-def test_a_wrong_recipe_is_refused(asked: dict[str, str], named: tuple[str, ...]) -> None:
+@pytest.mark.parametrize(("asked", "named"), [
+    ({"name": "gsm9k"}, ["no recipe 'gsm9k'; did you mean gsm8k", "there are"]),
+    ({"name": "aime42"}, ["no recipe 'aime42'; did you mean aime2", "there are"]),
+    ({"name": "zzz"}, ["no recipe 'zzz'; there are"]), ({}, ["needs exactly one of name"]),
+    ({"name": "gsm8k", "fiel": "x"}, ["unknown key 'fiel'"]),
+])  # fmt: skip
+def test_a_wrong_recipe_is_refused(asked, named):
     with refused("test.yaml: data.train", *named, error=ConfigError):
         resolve_recipes({"data": {"train": {"kind": "recipe", **asked}}}, {}, "test.yaml")
 
 
-def benchmark(name: str, file: Path) -> list[Prompt]:
+def benchmark(name, file):
     loaded = load_source(recipe(name, file=str(file)), "suites.b")
     assert not loaded.quarantined
     return loaded.prompts
 
 
-def test_rows_in_the_formats_of_their_hubs_become_prompts_of_shipped_recipes(tmp_path: Path) -> None:
+def test_rows_in_the_formats_of_their_hubs_become_prompts_of_shipped_recipes(tmp_path):
     rows = [
         {"id": "a", "question": "Q1", "choices": {"text": ["w", "x", "y"], "label": ["A", "B", "C"]}, "answerKey": "C"},
         {"id": "b", "question": "Q2", "choices": {"text": list("wxyz"), "label": list("1234")}, "answerKey": "2"},
@@ -344,26 +324,8 @@ def test_rows_in_the_formats_of_their_hubs_become_prompts_of_shipped_recipes(tmp
     assert (prompt.grader, prompt.data_source, cases_of(prompt.ground_truth)[0].given) == ("code", "apps", "1 2")
 
 
-@pytest.mark.parametrize("kind", [MathGrader(), StrictMathGrader()], ids=lambda kind: kind.kind)
-@pytest.mark.parametrize(
-    ("gold", "right", "wrong"),
-    [
-        ("033", ["33"], ["330"]),
-        ("27", ["27.0"], []),
-        ("45", ["45 \\text{ minutes}"], []),
-        ("$69$,$84$", ["84, 69"], ["69"]),
-        ("1,3,5", ["5, 3, 1"], ["1,3"]),
-        ("$(6,3),(9,3)$", ["(9,3),(6,3)"], ["(3,6),(3,9)"]),
-    ],
-)
-def test_benchmark_style_references_match_model_style_answers(grader, kind, gold, right, wrong):
-    answers = [*right, *wrong]
-    grades = grader.grade([GradeRequest(f"\\boxed{{{answer}}}", gold, kind=kind) for answer in answers])
-    assert [a for a, grade in zip(answers, grades, strict=True) if grade.outcome is Outcome.CORRECT] == right
-
-
 @pytest.mark.parametrize(("name", "count"), [("shop_train", 60), ("shop_test", 100)])
-def test_every_shipped_sample_is_well_formed_and_its_trace_correct(grader: GraderPool, name: str, count: int) -> None:
+def test_every_shipped_sample_is_well_formed_and_its_trace_correct(grader, name, count):
     loaded = load_file(REPOSITORY / f"data/samples/{name}.jsonl")
     assert (len(loaded.prompts), len(loaded.quarantined)) == (count, 0)
     assert {outcome for row in grade_traces(loaded.prompts, grader) for outcome in row} == {Outcome.CORRECT}
@@ -373,54 +335,40 @@ OF_LUFFY = "luffy_eval/valid.all.parquet"
 
 
 @needs_datasets
-@pytest.mark.parametrize(
-    ("name", "file", "num_rows", "num_problems"),
-    [
-        # A recipe, or a `data_source` of luffy's file.
-        ("mmlu_pro", "mmlu_pro/test.parquet", 12_032, 12_032),
-        ("gsm8k", "gsm8k/train.jsonl", 7473, 7473),
-        ("math", "math_test5000/test.jsonl", 5000, 5000),
-        ("amc23", "amc23/test.jsonl", 40, 40),
-        ("olympiadbench", "olympiadbench/test.jsonl", 675, 675),
-        ("aime24", "aime24/test.jsonl", 30, 30),
-        ("aime25", "aime25/test.jsonl", 30, 30),
-        ("math500", "math500/test.jsonl", 500, 500),
-        ("aime", OF_LUFFY, 30 * 32, 30),
-        ("aime25", OF_LUFFY, 30 * 32, 30),
-        ("amc", OF_LUFFY, 83 * 32, 83),
-        ("olympiad_bench", OF_LUFFY, 675, 675),
-        ("math", OF_LUFFY, 500, 500),
-        ("minerva", OF_LUFFY, 272, 272),
-    ],
-)
+@pytest.mark.parametrize(("name", "file", "num_rows", "num_problems"), [  # recipes, and what LUFFY's file has
+    *((name, f"{name}/test.{ending}", count, count) for name, ending, count in (
+        ("mmlu_pro", "parquet", 12_032), ("amc23", "jsonl", 40), ("olympiadbench", "jsonl", 675),
+        ("aime24", "jsonl", 30), ("aime25", "jsonl", 30), ("math500", "jsonl", 500),
+    )),
+    ("gsm8k", "gsm8k/train.jsonl", 7473, 7473), ("math", "math_test5000/test.jsonl", 5000, 5000),
+    ("aime", OF_LUFFY, 30 * 32, 30), ("aime25", OF_LUFFY, 30 * 32, 30), ("amc", OF_LUFFY, 83 * 32, 83),
+    ("olympiad_bench", OF_LUFFY, 675, 675), ("math", OF_LUFFY, 500, 500), ("minerva", OF_LUFFY, 272, 272),
+])  # fmt: skip
 def test_real_benchmarks_have_their_published_number_of_problems(name, file, num_rows, num_problems):
-    if file == OF_LUFFY:
-        prompts = load_file(DATASETS / file, only={"data_source": name}).prompts
-    else:
-        prompts = benchmark(name, DATASETS / file)
+    path, only = DATASETS / file, {"data_source": name}
+    prompts = load_file(path, only=only).prompts if file == OF_LUFFY else benchmark(name, path)
     assert (len(prompts), len({prompt.uid for prompt in prompts})) == (num_rows, num_problems)
 
 
 @needs_datasets
-def test_mmlu_pro_has_three_to_ten_options_and_its_own_letters(grader: GraderPool) -> None:
+def test_mmlu_pro_has_three_to_ten_options_and_its_own_letters(grader):
     prompts = benchmark("mmlu_pro", DATASETS / "mmlu_pro/test.parquet")
     letters = pq.read_table(DATASETS / "mmlu_pro/test.parquet", columns=["answer"])["answer"].to_pylist()
     assert Counter(prompt.ground_truth for prompt in prompts) == Counter(letters)
-    options = [prompt.extra_info["options"] for prompt in prompts]
-    numbers = Counter(map(len, options))  # type: ignore[arg-type]
+    numbers = Counter(len(prompt.extra_info["options"]) for prompt in prompts)
     assert (min(numbers), max(numbers), numbers[10]) == (3, 10, 9982)
     assert numbers == Counter(prompt.extra_info["num_options"] for prompt in prompts)
     assert {finding for finding, _ in check_golds(prompts, grader, GradingConfig())} == {"meets_itself"}
-    texts = [found["ABCDEFGHIJ".index(p.ground_truth)] for found, p in zip(options, prompts[:500], strict=False)]  # type: ignore[index]
-    asked = [
-        GradeRequest(f"\\boxed{{{t}}}", p.ground_truth, problem_of(p)) for t, p in zip(texts, prompts, strict=False)
-    ]
+    asked = []
+    for prompt in prompts[:500]:
+        text = prompt.extra_info["options"]["ABCDEFGHIJ".index(prompt.ground_truth)]
+        asked.append(GradeRequest(f"\\boxed{{{text}}}", prompt.ground_truth, problem_of(prompt)))
     assert Counter(grade.outcome for grade in grader.grade(asked))[Outcome.WRONG] <= 5
 
 
 @needs_datasets
 @pytest.mark.parametrize(("name", "count"), [("arc_c", 1172), ("gpqa", 198)])
-def test_the_published_multiple_choice_files_of_luffy_can_be_graded_by_choice(name: str, count: int) -> None:
+def test_the_published_multiple_choice_files_of_luffy_can_be_graded_by_choice(name, count):
     prompts = load_file(DATASETS / f"luffy_eval/valid.{name}.parquet", confidential=True).prompts
     config = GradingConfig(kind=ChoiceGrader())
     with GraderPool(1, PATIENCE_S, config=config) as grader:
@@ -429,15 +377,6 @@ def test_the_published_multiple_choice_files_of_luffy_can_be_graded_by_choice(na
 
 
 @needs_datasets
-def test_a_null_answer_is_quarantined_by_row_and_column() -> None:
-    fields = {"data_source": "math", "problem": "problem", "answer": {"column": "answer"}}
-    loaded = load_file(DATASETS / "math_train7474/train.jsonl", fields=fields)
-    assert len(loaded.prompts) == 7470
-    reasons = [(bad.field, bad.reason) for bad in loaded.quarantined]
-    assert sorted(reasons) == [("answer", "is empty")] * 2 + [("answer", "is missing")] * 2
-
-
-@needs_datasets
-def test_human_solutions_of_gsm8k_are_graded_correct(grader: GraderPool) -> None:
+def test_human_solutions_of_gsm8k_are_graded_correct(grader):
     prompts = load_source(recipe("gsm8k", file=str(DATASETS / "gsm8k/train.jsonl"), max_rows=300)).prompts
     assert {outcome for row in grade_traces(prompts, grader) for outcome in row} == {Outcome.CORRECT}

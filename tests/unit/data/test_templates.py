@@ -2,41 +2,26 @@
 the authors' texts byte for byte, and templates from strangers in Jinja's sandbox."""
 
 import unicodedata
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from support.installed import DATASETS, needs_datasets
 from support.refusals import refused
 from synthetic.arithmetic import problems, tiny_tokenizer
-from synthetic.loaded_source import load_file
 from synthetic.reward_models import reward_folder
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from tokenizers.processors import TemplateProcessing
-from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast, Qwen2Config
+from transformers import AutoTokenizer, PreTrainedTokenizerFast, Qwen2Config
 
 from luffy.config import load_experiment
 from luffy.config.model import check_classifier
 from luffy.config.shipped import DATA, template_file
+from luffy.data import templates
 from luffy.data.prompt_templates import LUFFY_SYSTEM, PROMPT_TEMPLATES, ask, stops_of, template_opener
-from luffy.data.row_filters import without_system
-from luffy.data.templates import (
-    PLAIN_TEMPLATE,
-    decode,
-    encode_traces,
-    is_complete,
-    load_tokenizer,
-    prompt_lengths,
-    prompt_opener,
-    prompt_texts,
-    render_prompts,
-    stop_token_ids,
-    trace_lengths,
-    with_date,
-    with_opened_thinking,
-)
+from luffy.data.templates import PLAIN_TEMPLATE, decode, encode_traces, prompt_texts, render_prompts, trace_lengths
 from luffy.data.tokenizer import WHOLE_TOKENS, adapt_tokenizer, build_tokenizer
 from luffy.errors import DataError
 from luffy.stages.answers.paid import render_as_text
@@ -49,21 +34,19 @@ TRACE = "<think>\n47+8=55\n</think>\n\\boxed{55}"
 TOKENIZER = build_tokenizer([ALPHABET])
 
 
-def user(text: str) -> list[Message]:
+def user(text):
     return [Message("user", text)]
 
 
-@given(
-    st.lists(st.one_of(st.sampled_from(WHOLE_TOKENS), st.text(ALPHABET, max_size=8), st.text(max_size=8))).map("".join)
-)
-def test_encoding_loses_nothing_also_of_unseen_text(text: str) -> None:
+@given(st.lists(st.sampled_from(WHOLE_TOKENS) | st.text(ALPHABET, max_size=8) | st.text(max_size=8)).map("".join))
+def test_encoding_loses_nothing_also_of_unseen_text(text):
     text = unicodedata.normalize("NFC", text)
     ids = encode_traces(TOKENIZER, [text])[0]
     assert ids[-1] == TOKENIZER.eos_token_id
     assert decode(TOKENIZER, ids) == decode(TOKENIZER, ids[:-1]) == text
 
 
-def test_tags_and_the_box_are_single_tokens_digits_never_merge_and_frequent_words_do() -> None:
+def test_tags_and_the_box_are_single_tokens_digits_never_merge_and_frequent_words_do():
     tokens = [TOKENIZER.decode([token]) for token in encode_traces(TOKENIZER, [TRACE])[0]]
     assert tokens[:7] == ["<think>", "\n", "4", "7", "+", "8", "="]
     assert tokens[-5:] == ["\\boxed{", "5", "5", "}", TOKENIZER.eos_token]
@@ -72,7 +55,7 @@ def test_tags_and_the_box_are_single_tokens_digits_never_merge_and_frequent_word
     assert frequent == ["1", "2", "\u0120a", ":+", "3", "\u0120b", ":-", "4", "\u0120=", "8", "8"]
 
 
-def test_the_same_texts_give_the_same_ids_in_any_order_and_in_the_folder_of_a_model(tmp_path: Path) -> None:
+def test_the_same_texts_give_the_same_ids_in_any_order_and_in_the_folder_of_a_model(tmp_path):
     """transformers 5 picks a folder's tokenizer class by the model's type, and rebuilds it."""
     texts = ["12 a:+3 b:r =", "<think>12\n a:+3 =15\n b:r =51\n</think>\\boxed{51}"]
     built, other = build_tokenizer(texts * 3), build_tokenizer(reversed(texts * 3))
@@ -87,29 +70,28 @@ def test_the_same_texts_give_the_same_ids_in_any_order_and_in_the_folder_of_a_mo
 
 
 @pytest.mark.parametrize("turns", [["1 +1 ="], ["be\nkind", "1 +1 ="]])
-def test_the_plain_prompt_is_what_its_template_renders(turns: list[str]) -> None:
-    rendered = TOKENIZER.apply_chat_template(
-        [{"role": "user", "content": turn} for turn in turns], add_generation_prompt=True, tokenize=False
-    )
-    assert rendered == "<|bos|>" + "\n".join(turns) + "\n"
+def test_the_plain_prompt_is_what_its_template_renders(turns):
     messages = [Message("user", turn) for turn in turns]
+    rendered = TOKENIZER.apply_chat_template([*map(asdict, messages)], add_generation_prompt=True, tokenize=False)
+    assert rendered == "<|bos|>" + "\n".join(turns) + "\n"
     assert decode(TOKENIZER, render_prompts(TOKENIZER, [messages])[0]) == rendered
 
 
-def test_batches_equal_single_rows_and_a_saved_tokenizer_loads_as_it_was(tmp_path: Path) -> None:
+def test_batches_equal_single_rows_and_a_saved_tokenizer_loads_as_it_was(tmp_path):
     TOKENIZER.save_pretrained(tmp_path)
-    loaded = load_tokenizer(tmp_path)
+    loaded = templates.load_tokenizer(tmp_path)
     conversations, texts = [user(text) for text in ("1", "22 +3 =", "é")], [TRACE, "", "\\boxed{1}"]
     prompts, traces = render_prompts(TOKENIZER, conversations), encode_traces(TOKENIZER, texts)
     assert prompts == [render_prompts(loaded, [turns])[0] for turns in conversations]
     assert traces == [encode_traces(loaded, [text])[0] for text in texts]
-    assert prompt_lengths(TOKENIZER, conversations) == [len(ids) for ids in prompts]
+    assert templates.prompt_lengths(TOKENIZER, conversations) == [len(ids) for ids in prompts]
     assert trace_lengths(TOKENIZER, texts) == [len(ids) for ids in traces]
     assert render_prompts(TOKENIZER, []) == []
-    assert decode(loaded, traces[0]) == TRACE and stop_token_ids(loaded) == stop_token_ids(TOKENIZER)
+    assert decode(loaded, traces[0]) == TRACE
+    assert templates.stop_token_ids(loaded) == templates.stop_token_ids(TOKENIZER)
 
 
-def llama_like(prepend: str, end: str) -> PreTrainedTokenizerBase:
+def llama_like(prepend, end):
     """A tokenizer that begins texts with a space, under a template that ends with `end`."""
     backend = Tokenizer(models.BPE(unk_token="<unk>"))
     backend.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme=prepend)
@@ -124,7 +106,7 @@ def llama_like(prepend: str, end: str) -> PreTrainedTokenizerBase:
 
 @pytest.mark.parametrize("prepend", ["always", "first"])
 @pytest.mark.parametrize("end", ["\n", "</s>\n<s>", "\nr ", "\n<think>\n", ""])
-def test_a_trace_has_the_ids_that_it_has_after_its_prompt(prepend: str, end: str) -> None:
+def test_a_trace_has_the_ids_that_it_has_after_its_prompt(prepend, end):
     tokenizer = llama_like(prepend, end)
     for text in ("2", "\\boxed{2}", "So 1 + 1 = 2", " 2", "\n2"):
         (prompt,), (trace,) = render_prompts(tokenizer, [user("1 + 1?")]), encode_traces(tokenizer, [text])
@@ -150,9 +132,7 @@ ASCII = build_tokenizer([bytes(range(32, 127)).decode() + "\n"])
 
 
 @pytest.fixture(scope="module", params=OPENERS)
-def templated(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> tuple[str, PreTrainedTokenizerBase]:
+def templated(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp("model")
     ASCII.save_pretrained(folder)
     if request.param in OWN_FILES:
@@ -167,8 +147,8 @@ def test_think_is_opened_once_and_only_the_response_is_learned(templated, messag
     prompt_ids = render_prompts(tokenizer, [messages])[0]
     text = decode(tokenizer, prompt_ids)
     assert text.endswith(OPENERS[name]) and text.count(messages[-1].content) == 1
-    assert prompt_opener(tokenizer) == OPENERS[name]
-    response_ids = encode_traces(tokenizer, [with_opened_thinking(trace)])[0]
+    assert templates.prompt_opener(tokenizer) == OPENERS[name]
+    response_ids = encode_traces(tokenizer, [templates.with_opened_thinking(trace)])[0]
     rows = [demonstration(prompt_ids, response_ids), demonstration([*prompt_ids, 5, 6], response_ids[2:])]
     batch = collate(rows, torch.zeros(2), tokenizer.pad_token_id)
     for row, input_ids, mask in zip(rows, batch.input_ids_BT, batch.response_mask_BT, strict=True):
@@ -182,40 +162,30 @@ def test_think_is_opened_once_and_only_the_response_is_learned(templated, messag
 
 
 @given(st.lists(st.sampled_from(["<think>", "</think>", "a", "\n"]), max_size=6).map("".join))
-def test_only_a_trace_without_its_opening_tag_gets_it_back_and_opening_twice_is_opening_once(text: str) -> None:
-    assert with_opened_thinking("1</think>2") == "<think>\n1</think>2"
-    for complete in (*TRACES, "2", "a <think> b</think> c", "<think>never closed", with_opened_thinking(text)):
-        assert with_opened_thinking(complete) == complete
+def test_only_a_trace_without_its_opening_tag_gets_it_back_and_opening_twice_is_opening_once(text):
+    assert templates.with_opened_thinking("1</think>2") == "<think>\n1</think>2"
+    once = templates.with_opened_thinking(text)
+    for complete in (*TRACES, "2", "a <think> b</think> c", "<think>never closed", once):
+        assert templates.with_opened_thinking(complete) == complete
 
 
-@pytest.mark.parametrize(
-    ("text", "opener", "complete"),
-    [
-        ("<think>a</think>b", "", True),
-        ("<think>a", "", False),
-        ("\\boxed{1}", "", True),
-        ("\\boxed{1}", "<think>\n", False),
-        ("a</think>b", "<think>", True),
-        ("<think>a</think>b<think>c", "", False),
-    ],
-)
-def test_reasoning_must_end_where_it_began(text: str, opener: str, complete: bool) -> None:
-    assert is_complete(text, opener) is complete
+@pytest.mark.parametrize(("text", "opener", "complete"), [
+    ("<think>a</think>b", "", True), ("<think>a", "", False), ("\\boxed{1}", "", True), ("a</think>b", "<think>", True),
+    ("\\boxed{1}", "<think>\n", False), ("<think>a</think>b<think>c", "", False),
+])  # fmt: skip
+def test_reasoning_must_end_where_it_began(text, opener, complete):
+    assert templates.is_complete(text, opener) is complete
 
 
 LEAVES_OUT = "{% for part in messages[0].content %}{{ part.text }}{% endfor %}"
 """As one for images does, which goes through the parts of a content: the letters of a text have none."""
 
 
-@pytest.mark.parametrize(
-    ("own", "model", "template", "named"),
-    [
-        (PLAIN_TEMPLATE, "missing-folder/model", None, ("no tokenizer at",)),
-        (PLAIN_TEMPLATE, "model", "missing.jinja", ("no such file",)),
-        (None, "model", None, ("give model.chat_template",)),
-        (LEAVES_OUT, "model", None, ("leaves out the user's message", "give model.chat_template")),
-    ],
-)
+@pytest.mark.parametrize(("own", "model", "template", "named"), [
+    (PLAIN_TEMPLATE, "missing-folder/model", None, ["no tokenizer at"]),
+    (PLAIN_TEMPLATE, "model", "missing.jinja", ["no such file"]), (None, "model", None, ["give model.chat_template"]),
+    (LEAVES_OUT, "model", None, ("leaves out the user's message", "give model.chat_template")),
+])  # fmt: skip
 def test_a_missing_model_or_template_is_refused(tmp_path, monkeypatch, own, model, template, named):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
@@ -225,7 +195,7 @@ def test_a_missing_model_or_template_is_refused(tmp_path, monkeypatch, own, mode
     with refused(*named, error=DataError):
         adapt_tokenizer(str(tmp_path / model), template)
     with refused("holds no tokenizer", error=DataError):
-        load_tokenizer(tmp_path)
+        templates.load_tokenizer(tmp_path)
     # Shipped ones go by their names, one's own by its path.
     assert set(SHIPPED) == set(OPENERS) - {"plain", *OWN_FILES}
     assert template_file("somewhere/else.jinja") == Path("somewhere/else.jinja")
@@ -243,13 +213,12 @@ ESCAPES = [
     "{{ namespace.__init__.__globals__ }}",
     "{{ raise_exception.__globals__.os }}",
     "{{ strftime_now.__globals__.os }}",
-    "{% set x = messages.append(1) %}",
-    "{% for i in range(10 ** 9) %}a{% endfor %}",
+    "{% set x = messages.append(1) %}", "{% for i in range(10 ** 9) %}a{% endfor %}",
     "{{ (''|attr('__class__')).mro() }}",
     "{{ 'a' + 1 }}",
     "{{ 1 // 0 }}",
     "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("template", ESCAPES)
@@ -262,7 +231,7 @@ def test_a_template_that_leaves_the_sandbox_or_fails_is_one_line(template, tmp_p
     assert not list(tmp_path.iterdir())
 
 
-def test_several_named_templates_without_a_default_are_refused_and_text_of_a_message_is_no_template() -> None:
+def test_several_named_templates_without_a_default_are_refused_and_text_of_a_message_is_no_template():
     tokenizer = build_tokenizer(["0123456789"])
     tokenizer.chat_template = {"tool_use": PLAIN_TEMPLATE, "rag": PLAIN_TEMPLATE}
     with refused("cannot write a conversation", "no default", "give another one", error=DataError):
@@ -305,36 +274,18 @@ TEXTS["luffy_simplerl"] = TEXTS["qwen_boxed"].replace(" \\boxed{}", "\\boxed{{}}
 
 
 @pytest.mark.parametrize("name", PROMPT_TEMPLATES)
-def test_the_text_of_a_prompt_template_is_that_of_its_authors(name: str) -> None:
-    (ids,) = ask(tiny_tokenizer(), [ASKED], name)
-    assert decode(tiny_tokenizer(), ids) == TEXTS[name]
+def test_the_text_of_a_prompt_template_is_that_of_its_authors(name):
+    tokenizer = tiny_tokenizer()
+    assert decode(tokenizer, ask(tokenizer, [ASKED], name)[0]) == TEXTS[name]
+    (shown,) = render_as_text([ASKED], name)  # for a server, which writes chats itself
+    assert (prompt_texts(tokenizer, [shown.messages])[0] if shown.messages else shown.text) == TEXTS[name]
+    assert bool(shown.messages) == (name == "prime_sft")
 
 
-@needs_datasets
-def test_luffys_nine_templates_ask_the_problems_of_its_evaluation_file() -> None:
-    """The names of its `--template`, with both forms of `simplerl`, and the text around the question in its script."""
-    prompts = without_system(load_file(DATASETS / "luffy_eval/valid.all.parquet", max_rows=1).prompts)
-    tokenizer, question = tiny_tokenizer(), prompts[0].messages[0].content
-    assert [message.role for message in prompts[0].messages] == ["user"] and question != QUESTION
-    texts = {ours: text.replace(QUESTION, question) for ours, text in TEXTS.items()}
-    chat, boxed = prompt_texts(tokenizer, [user(question), user(question + BOXED)])
-    theirs = {
-        "own": ("own", chat), "repo": ("own", chat), "prime_sft": ("prime_sft", boxed),
-        "simplerl": ("luffy_simplerl", texts["luffy_simplerl"]),
-        "simplerl of ExGRPO": ("qwen_boxed", texts["qwen_boxed"]),
-        "qwen": ("qwen_math", texts["qwen_math"]), "prime": ("prime", texts["prime"]),
-        "prime_code": ("prime_code", texts["prime_code"]), "no": ("none", question),
-    }  # fmt: skip
-    for ours, text in theirs.values():
-        shown = render_as_text(prompts, ours)[0]
-        in_chat = bool(shown.messages)
-        written = prompt_texts(tokenizer, [shown.messages])[0] if in_chat else shown.text
-        assert written == text and in_chat == (ours in ("own", "prime_sft"))
-
-
-def test_own_is_the_chat_template_over_all_messages_and_a_text_of_the_users_surrounds_the_question() -> None:
+def test_own_is_the_chat_template_over_all_messages_and_a_text_of_the_users_surrounds_the_question():
     tokenizer, own = tiny_tokenizer(), "Solve {question}\n<think>\n"
     assert ask(tokenizer, [ASKED], "own") == render_prompts(tokenizer, [ASKED.messages])
+    assert render_as_text([ASKED], "own")[0].messages == ASKED.messages
     (ids,) = ask(tokenizer, [ASKED], own)
     assert decode(tokenizer, ids) == f"Solve {QUESTION}\n<think>\n"
     openers = {name: template_opener(tokenizer, name) for name in ("own", *PROMPT_TEMPLATES, own)}
@@ -351,7 +302,7 @@ def test_own_is_the_chat_template_over_all_messages_and_a_text_of_the_users_surr
     assert decode(tokenizer, ask(tokenizer, problems(1), "none")[0]) == f"{bos}0 +1"
 
 
-def test_a_template_needs_one_question_and_only_own_a_chat_template() -> None:
+def test_a_template_needs_one_question_and_only_own_a_chat_template():
     tokenizer = tiny_tokenizer()
     turns = (Message("user", "1"), Message("assistant", "2"), Message("user", "3"))
     with refused("problem p: the template none takes one question", "user, ass", error=DataError):
@@ -369,10 +320,9 @@ LLAMA = (
 GRANITE = 'It is {{ strftime_now( "%B %d, %Y" ) }}. {{ messages[-1].content }}'
 
 
-@pytest.mark.parametrize(
-    ("template", "prompt"),
-    [(LLAMA, "Today is 05 Nov 2026: abc"), (GRANITE, "It is November 05, 2026. abc")],
-)
+@pytest.mark.parametrize(("template", "prompt"), [
+    (LLAMA, "Today is 05 Nov 2026: abc"), (GRANITE, "It is November 05, 2026. abc"),
+])  # fmt: skip
 def test_the_chosen_day_is_written_whenever_the_prompt_is_made(tmp_path, template, prompt):
     """A template that writes today's date would give a resumed run other prompts."""
     model = tmp_path / "model"
@@ -385,7 +335,7 @@ def test_the_chosen_day_is_written_whenever_the_prompt_is_made(tmp_path, templat
     assert "strftime" not in tokenizer.chat_template
     for day, named in (("2026-02-30", "2026-02-30"), ("2026-02-01", "computed format")):
         with refused(named, error=DataError):
-            with_date("{{ strftime_now(form) }}", day, "")
+            templates.with_date("{{ strftime_now(form) }}", day, "")
     folder = reward_folder(tmp_path / "reward")
     (folder / "chat_template.jinja").write_text("{{ strftime_now('%Y') }}")
     with refused("grading.path", str(folder / "chat_template.jinja"), error=DataError):

@@ -1,8 +1,6 @@
 """Pools of these tests start the grading servers that users have; one pool serves all tests of a process that only
 ask it for verdicts."""
 
-from collections.abc import Iterator
-
 import pytest
 from support.patience import PATIENCE_S
 
@@ -11,11 +9,11 @@ from luffy.grading.pool import GraderPool
 
 
 @pytest.fixture(scope="module", autouse=True)
-def grading_server() -> None:
+def grading_server():
     """In place of the shared one (tests/support/one_grading_server.py)."""
 
 
 @pytest.fixture(scope="session")
-def pool() -> Iterator[GraderPool]:
+def pool():
     with GraderPool(2, PATIENCE_S, GradingConfig(named={"lenient": MathGrader(boxed="preferred")})) as shared:
         yield shared

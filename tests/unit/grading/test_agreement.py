@@ -6,33 +6,27 @@ Labels are policy, too: the floors are what the policies of this grader reach (`
 
 import json
 import re
-from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
 from support.installed import DATASETS, needs_datasets
 from synthetic.answer_pairs import BUILT_FOR, HELD_OUT, answer_pairs
+from synthetic.graders import CHOICE, EXACT, MATH, PREFERRED, STRICT
 
-from luffy.config.grading import ChoiceGrader, ExactGrader, GraderKind, MathGrader, StrictMathGrader
 from luffy.grading.choice import grade_choice
 from luffy.grading.extract import last_box
-from luffy.grading.pool import GraderPool
 from luffy.grading.request import GradeRequest, Problem
 from luffy.types import Outcome
 
 pytestmark = pytest.mark.slow
 
-MATH, STRICT, PREFERRED = MathGrader(), StrictMathGrader(), MathGrader(boxed="preferred")
-Case = dict[str, object]
 
-
-def records(path: Path) -> list[Case]:
+def records(path):
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
-def accepted(pool: GraderPool, requests: list[GradeRequest]) -> list[bool]:
+def accepted(pool, requests):
     return [grade.outcome is Outcome.CORRECT for grade in pool.grade(requests)]
 
 
@@ -48,7 +42,7 @@ def test_labelled_right_answers_are_found_and_no_look_alike_is_accepted(pool, ki
     assert labels.count(False) == 0
 
 
-GROUPS: dict[str, Callable[[dict], bool]] = {
+GROUPS = {
     # Labelled GSM8K outputs, whose answer follows `A:`.
     "word problems": lambda case: bool(case["opts"].get("answer_marker")),
     "pairs": lambda case: case["kind"] == "answer_pair",
@@ -61,7 +55,7 @@ GROUPS: dict[str, Callable[[dict], bool]] = {
 }
 
 
-def response_of(case: Case) -> str:
+def response_of(case):
     """The case as a policy would write it: bare answers in a box."""
     text = str(case["prediction"])
     if GROUPS["word problems"](case):
@@ -71,20 +65,11 @@ def response_of(case: Case) -> str:
 
 
 @needs_datasets
-@pytest.mark.parametrize(
-    ("kind", "group", "at_least", "wrongly_accepted", "wrongly_refused"),
-    [
-        (MATH, "word problems", 799, 0, 0),
-        (STRICT, "word problems", 799, 0, 0),
-        (ExactGrader(), "word problems", 799, 0, 2),
-        (MATH, "pairs", 84, 4, 7),
-        (STRICT, "pairs", 84, 3, 12),
-        (MATH, "boxed", 60, 3, 6),
-        (STRICT, "boxed", 60, 0, 16),
-        (PREFERRED, "responses", 260, 4, 24),
-        (ChoiceGrader(), "choices", 125, 0, 2),
-    ],
-)
+@pytest.mark.parametrize(("kind", "group", "at_least", "wrongly_accepted", "wrongly_refused"), [
+    (MATH, "word problems", 799, 0, 0), (STRICT, "word problems", 799, 0, 0), (EXACT, "word problems", 799, 0, 2),
+    (MATH, "pairs", 84, 4, 7), (STRICT, "pairs", 84, 3, 12), (MATH, "boxed", 60, 3, 6), (STRICT, "boxed", 60, 0, 16),
+    (PREFERRED, "responses", 260, 4, 24), (CHOICE, "choices", 125, 0, 2),
+])  # fmt: skip
 def test_no_more_disagreements_than_known(pool, kind, group, at_least, wrongly_accepted, wrongly_refused):
     cases = [case for case in records(DATASETS / "grader_cases/cases.jsonl") if GROUPS[group](case)]
     requests = [
@@ -98,7 +83,7 @@ def test_no_more_disagreements_than_known(pool, kind, group, at_least, wrongly_a
 
 
 @needs_datasets
-def test_letters_in_model_outputs_are_those_of_the_benchmarks_own_script() -> None:
+def test_letters_in_model_outputs_are_those_of_the_benchmarks_own_script():
     """Which guesses at random where it finds none (there are 367 of these), and takes the first of several answers."""
     questions = pq.read_table(DATASETS / "mmlu_pro/test.parquet").to_pylist()
     rows = pq.read_table(DATASETS / "mmlu_pro_model_outputs/mathstral-7B.parquet").to_pylist()
@@ -115,7 +100,7 @@ def test_letters_in_model_outputs_are_those_of_the_benchmarks_own_script() -> No
 
 
 @needs_datasets
-def test_numbers_of_minerva_with_the_unit_that_their_solutions_name(pool: GraderPool) -> None:
+def test_numbers_of_minerva_with_the_unit_that_their_solutions_name(pool):
     requests = []
     for problem in records(DATASETS / "minerva_math/test.jsonl"):
         solution = str(problem["solution"])
@@ -129,7 +114,7 @@ def test_numbers_of_minerva_with_the_unit_that_their_solutions_name(pool: Grader
 
 @needs_datasets
 @pytest.mark.parametrize("kind", [MATH, PREFERRED, STRICT])
-def test_reference_solutions_of_gsm8k_are_right_and_altered_ones_wrong(pool: GraderPool, kind: GraderKind) -> None:
+def test_reference_solutions_of_gsm8k_are_right_and_altered_ones_wrong(pool, kind):
     solutions = [str(row["answer"]) for row in records(DATASETS / "gsm8k/test.jsonl")]
     right = [GradeRequest(solution, solution.rpartition("#### ")[2], kind=kind) for solution in solutions]
     altered = [replace(request, response=f"{request.response}1") for request in right]

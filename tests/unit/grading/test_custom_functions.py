@@ -1,9 +1,7 @@
 """Grading functions of the user's: both signatures, and everything that can go wrong in one."""
 
 import math
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import psutil
 import pytest
@@ -14,12 +12,10 @@ from luffy.config.execution import ExecutionConfig
 from luffy.config.grading import CustomGrader, GradingConfig
 from luffy.errors import ConfigError, LuffyError
 from luffy.grading.pool import GraderPool
-from luffy.grading.request import Grade, GradeRequest, Problem
+from luffy.grading.request import GradeRequest, Problem
 from luffy.types import Outcome
 
 VERL = "data_source, solution_str, ground_truth, extra_info=None"
-
-
 SCORING = {  # name: parameters, body, settings, response -> reward
     "verl": (
         VERL,
@@ -44,8 +40,6 @@ SCORING = {  # name: parameters, body, settings, response -> reward
     "later_object": ("completion", "return later_object(completion)", {}, {"x": 1.0}),
 }  # fmt: skip
 NO_NUMBER = ", which is no finite number"
-
-
 FAILING = {  # name: body, outcome, reason
     "raises": ("raise ValueError('no such thing')", Outcome.CRASHED, "raised ValueError: no such thing"),
     "returns_text": ("return 'good'", Outcome.CRASHED, f"returned 'good'{NO_NUMBER}"),
@@ -57,8 +51,6 @@ FAILING = {  # name: body, outcome, reason
     "gives_up": ("sys.exit(0)", Outcome.CRASHED, "the worker died"),
     "eats": ("return len(bytearray(8 << 30))", Outcome.CRASHED, "raised MemoryError: "),
 }  # fmt: skip
-
-
 INVALID = {  # name: parameters, reason
     "strange": ("text", "takes (text)"),
     "by_position": ("solution_str, /", "takes `solution_str` by position alone"),
@@ -66,8 +58,6 @@ INVALID = {  # name: parameters, reason
     "looks_at_state": ("completion, state, **kwargs", "needs `state`"),
     "needs_more": ("solution_str, weights", "needs `weights`"),
 }
-
-
 MODULE = """
 import asyncio, os, subprocess, sys, time
 
@@ -97,7 +87,7 @@ PROBLEM = Problem("Well?", data_source="shop", extra_info={"level": 2})
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def folder(tmp_path_factory):
     """The working directory of these tests, with modules of the user's."""
     path = tmp_path_factory.mktemp("own_graders")
     (path / "shop_graders.py").write_text(MODULE)
@@ -109,12 +99,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 @pytest.fixture(scope="module")
-def pool(folder: Path) -> Iterator[GraderPool]:
+def pool(folder):
     with GraderPool(1, 3.0) as shared:
         yield shared
 
 
-def call(pool: GraderPool, name: str, response: str, gold: str = "yes", **settings: object) -> Grade:
+def call(pool, name, response, gold="yes", **settings):
     kind = CustomGrader.model_validate({"function": name if ":" in name else f"shop_graders:{name}", **settings})
     return pool.grade([GradeRequest(response, gold, PROBLEM, kind)])[0]
 
@@ -145,13 +135,13 @@ def test_a_function_that_fails_is_named_and_the_pool_lives_on(pool, name):
     assert call(pool, "verl", f"after {name}, yes").outcome is Outcome.CORRECT
 
 
-def assert_it_ends(note: Path) -> None:
+def assert_it_ends(note):
     pid = int(note.read_text())
     wait_until(lambda: not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
 
 
 @pytest.mark.usefixtures("folder")
-def test_processes_started_by_a_function_end_with_its_worker_and_with_the_pool(tmp_path: Path, pool) -> None:
+def test_processes_started_by_a_function_end_with_its_worker_and_with_the_pool(tmp_path, pool):
     for name in ("hangs", "exits"):
         assert call(pool, "breeds", str(tmp_path / name)).outcome in (Outcome.TIMED_OUT, Outcome.CRASHED)
         assert_it_ends(tmp_path / name)
@@ -166,12 +156,9 @@ def test_processes_started_by_a_function_end_with_its_worker_and_with_the_pool(t
 
 
 @pytest.mark.parametrize(("function", "reason"), [
-    ("no_such_module:grade", "cannot be imported"),
-    ("shop_graders:absent", "cannot be imported"),
-    ("broken_graders:grade", "ZeroDivisionError"),
-    ("script_graders:grade", "ends Python on import"),
-    ("shop_graders:os", "is not a function"),
-    ("builtins:min", "does not tell its parameters"),
+    ("no_such_module:grade", "cannot be imported"), ("shop_graders:absent", "cannot be imported"),
+    ("broken_graders:grade", "ZeroDivisionError"), ("script_graders:grade", "ends Python on import"),
+    ("shop_graders:os", "is not a function"), ("builtins:min", "does not tell its parameters"),
     *((f"shop_graders:{name}", reason) for name, (_, reason) in INVALID.items()),
 ])  # fmt: skip
 def test_an_invalid_function_is_the_users_mistake_also_when_the_pool_is_opened(pool, tmp_path, function, reason):
@@ -184,12 +171,12 @@ def test_an_invalid_function_is_the_users_mistake_also_when_the_pool_is_opened(p
         assert unchecked.grade_one(r"\boxed{1}", "1").outcome is Outcome.CORRECT
 
 
-def configured(folder: Path, module: str, text: str, num_workers: int = 1, timeout_s: float = PATIENCE_S) -> GraderPool:
+def configured(folder, module, text, num_workers=1, timeout_s=PATIENCE_S):
     (folder / f"{module}.py").write_text(text)
     return GraderPool(num_workers, timeout_s, GradingConfig(kind=CustomGrader(function=f"{module}:grade")))
 
 
-def test_the_same_response_gets_the_same_score(folder: Path) -> None:
+def test_the_same_response_gets_the_same_score(folder):
     lottery = "import random\n\ndef grade(solution_str):\n    return random.random()\n"
     with configured(folder, "lottery", lottery, num_workers=2) as pool:
         scores = {pool.grade_one("x", "y").reward for _ in range(8)}
@@ -197,7 +184,7 @@ def test_the_same_response_gets_the_same_score(folder: Path) -> None:
         assert pool.grade_one("z", "y").reward not in scores
 
 
-def test_the_modules_of_configured_functions_are_loaded_with_the_worker(folder: Path) -> None:
+def test_the_modules_of_configured_functions_are_loaded_with_the_worker(folder):
     slow = "import time\ntime.sleep(4)\n\ndef grade(solution_str):\n    return 1\n"
     with configured(folder, "slow_graders", slow, timeout_s=3.0) as pool:
         assert pool.grade_one("x", "y").outcome is Outcome.CORRECT

@@ -28,7 +28,7 @@ WORKING_CPU_S = 0.3
 """A worker is forked with all that it needs loaded: one that has used this much is in the middle of an answer."""
 
 
-def test_the_server_of_the_workers_loads_neither_the_configuration_nor_http() -> None:
+def test_the_server_of_the_workers_loads_neither_the_configuration_nor_http():
     """Every stage that grades waits for it."""
     code = "import sys, luffy.grading.worker, luffy.grading.checks; "
     code += "sys.exit(any(name in sys.modules for name in ('pydantic', 'httpx')))"
@@ -39,12 +39,12 @@ DEEP = "{" * 2000 + "1" + "}" * 2000, "(" * 1500 + "1" + ")" * 1500, "\\frac{" *
 
 
 @pytest.mark.parametrize("answer", [*DEEP, "\ud800 5", "5\x00", "__import__('os').system('exit')", "\u202e123"])
-def test_nasty_answers_are_never_correct_and_never_break_the_pool(pool: GraderPool, answer: str) -> None:
+def test_nasty_answers_are_never_correct_and_never_break_the_pool(pool, answer):
     assert pool.grade_one(f"\\boxed{{{answer}}}", "x+1").outcome is not Outcome.CORRECT
     assert pool.grade_one(r"\boxed{1+x}", "x + 1").outcome is Outcome.CORRECT
 
 
-def test_a_hanging_verification_and_a_stopped_worker_time_out_and_the_others_are_graded() -> None:
+def test_a_hanging_verification_and_a_stopped_worker_time_out_and_the_others_are_graded():
     with GraderPool(num_workers=1, timeout_s=LIMIT_S) as pool:
         grades = pool.grade([GradeRequest(HANGS, "3"), GradeRequest(r"\boxed{x+1}", "1+x")])
         assert [grade.outcome for grade in grades] == [Outcome.TIMED_OUT, Outcome.CORRECT]
@@ -54,12 +54,12 @@ def test_a_hanging_verification_and_a_stopped_worker_time_out_and_the_others_are
     assert not any(psutil.pid_exists(pid) for pid in pids)
 
 
-def is_at_work(pid: int) -> bool:
+def is_at_work(pid):
     """The worker has computed for longer than it takes to begin."""
     return psutil.Process(pid).cpu_times().user > WORKING_CPU_S
 
 
-def kill_the_grading_worker(pool: GraderPool, killed: set[int]) -> None:
+def kill_the_grading_worker(pool, killed):
     """Kill the worker of a pool of one, once it is at work; `killed` are those that were killed before."""
     wait_until(lambda: any(is_at_work(pid) for pid in set(pool.worker_pids()) - killed))
     (pid,) = pool.worker_pids()
@@ -80,7 +80,7 @@ def test_an_answer_whose_two_workers_are_killed_is_a_crash_and_they_are_replaced
         assert not killed & set(pool.worker_pids())
 
 
-def kill_the_server_of(pool: GraderPool) -> None:
+def kill_the_server_of(pool):
     """As the out-of-memory killer does; returns once its workers are gone, too."""
     workers = [psutil.Process(pid) for pid in pool.worker_pids()]
     workers[0].parent().kill()
@@ -88,7 +88,7 @@ def kill_the_server_of(pool: GraderPool) -> None:
 
 
 @pytest.mark.parametrize("victim", ["server", "workers"])
-def test_the_death_of_what_waited_for_work_is_no_verdict(victim: str) -> None:
+def test_the_death_of_what_waited_for_work_is_no_verdict(victim):
     with GraderPool(num_workers=2, timeout_s=PATIENCE_S) as pool:
         pool.grade(SLOW)
         assert len(pool.worker_pids()) == 2
@@ -101,7 +101,7 @@ def test_the_death_of_what_waited_for_work_is_no_verdict(victim: str) -> None:
         assert pool.grade_one(r"\boxed{x+2}", "1+x").outcome is Outcome.WRONG
 
 
-def test_answers_whose_server_is_killed_are_graded_by_another_one() -> None:
+def test_answers_whose_server_is_killed_are_graded_by_another_one():
     with GraderPool(num_workers=2, timeout_s=PATIENCE_S) as pool, ThreadPoolExecutor(1) as thread:
         grading = thread.submit(pool.grade, SLOW)
         wait_until(pool.worker_pids)
@@ -109,7 +109,7 @@ def test_answers_whose_server_is_killed_are_graded_by_another_one() -> None:
         assert [grade.outcome for grade in grading.result(PATIENCE_S)] == [Outcome.WRONG] * 4
 
 
-def test_a_server_that_is_killed_again_and_again_ends_the_stage_as_a_lost_process() -> None:
+def test_a_server_that_is_killed_again_and_again_ends_the_stage_as_a_lost_process():
     with GraderPool(num_workers=1, timeout_s=PATIENCE_S) as pool, ThreadPoolExecutor(1) as thread:
         grading = thread.submit(pool.grade_one, HANGS, "3")
         while not grading.done():
@@ -135,7 +135,7 @@ def test_a_server_that_ends_while_it_loads_says_so(monkeypatch, tmp_path, ends_w
         pool.grade_one(r"\boxed{x+1}", "1+x")
 
 
-def test_a_timeout_is_remembered_by_its_pool_and_by_the_next_one_that_reads_its_file(tmp_path: Path) -> None:
+def test_a_timeout_is_remembered_by_its_pool_and_by_the_next_one_that_reads_its_file(tmp_path):
     file, longer = tmp_path / "stage" / "timed_out.txt", HANGS.replace("60", "61")
     with GraderPool(1, 0.5, timeouts_file=file) as pool:
         first = pool.grade_one(HANGS, "3")
@@ -158,14 +158,14 @@ def test_a_timeout_is_remembered_by_its_pool_and_by_the_next_one_that_reads_its_
         assert pool.grade_one(SLOW[0].response, "3").outcome is Outcome.WRONG
 
 
-def test_a_pair_requested_by_several_threads_is_graded_once() -> None:
+def test_a_pair_requested_by_several_threads_is_graded_once():
     with GraderPool(num_workers=4, timeout_s=1.0) as pool, ThreadPoolExecutor(4) as threads:
         grades = list(threads.map(lambda _: pool.grade_one(HANGS, "3"), range(4)))
     assert {grade.outcome for grade in grades} == {Outcome.TIMED_OUT}
     assert sum(grade.seconds > 0 for grade in grades) == 1
 
 
-def test_threads_share_a_pool_and_a_worker_outlives_the_thread_that_started_it() -> None:
+def test_threads_share_a_pool_and_a_worker_outlives_the_thread_that_started_it():
     with GraderPool(num_workers=2, timeout_s=PATIENCE_S) as pool:
         asking = threading.Thread(target=pool.grade_one, args=(r"\boxed{x+1}", "1+x"))
         asking.start()
@@ -179,7 +179,7 @@ def test_threads_share_a_pool_and_a_worker_outlives_the_thread_that_started_it()
         assert pid in pool.worker_pids()
 
 
-def test_several_verifications_run_at_once_and_closing_ends_them_and_may_be_repeated() -> None:
+def test_several_verifications_run_at_once_and_closing_ends_them_and_may_be_repeated():
     with GraderPool(num_workers=3, timeout_s=PATIENCE_S) as pool, ThreadPoolExecutor(1) as thread:
         hanging = thread.submit(pool.grade, [GradeRequest(HANGS.replace("60", str(n)), "3") for n in (60, 61, 62)])
         wait_until(lambda: sum(is_at_work(pid) for pid in pool.worker_pids()) == 3)
@@ -190,7 +190,7 @@ def test_several_verifications_run_at_once_and_closing_ends_them_and_may_be_repe
         pool.grade([])
 
 
-def test_a_worker_inherits_no_lock(pool: GraderPool, tmp_path: Path) -> None:
+def test_a_worker_inherits_no_lock(pool, tmp_path):
     with (tmp_path / "lock").open("w") as lock, GraderPool(num_workers=1, timeout_s=PATIENCE_S) as fresh:
         os.set_inheritable(lock.fileno(), True)
         fresh.grade_one(r"\boxed{x+1}", "1+x")
@@ -199,7 +199,7 @@ def test_a_worker_inherits_no_lock(pool: GraderPool, tmp_path: Path) -> None:
     assert lock.name not in opened
 
 
-def test_workers_die_with_a_killed_parent() -> None:
+def test_workers_die_with_a_killed_parent():
     program = (
         "from luffy.grading.pool import GraderPool\n"
         "from luffy.grading.request import GradeRequest\n"
