@@ -14,15 +14,7 @@ from pathlib import Path
 
 import pytest
 from support.refusals import refused
-from synthetic.answered_stage import (
-    contents,
-    evaluating,
-    messages_of,
-    progress_of,
-    stage_context,
-    use,
-    write_inputs,
-)
+from synthetic.answered_stage import contents, evaluating, messages_of, progress_of, stage_context, use, write_inputs
 from synthetic.arithmetic import problems
 from synthetic.endpoint import CHAT, TEXT, Endpoint, Reply, completion, refusal
 from synthetic.interrupted import answers_stay, killed_before
@@ -54,12 +46,7 @@ def inputs(tmp_path) -> dict[str, Path]:
     return write_inputs(tmp_path)
 
 
-def context_in(out: Path, inputs: dict[str, Path]):
-    return stage_context("evaluate_sft", out, inputs, 3)
-
-
-def solve(prompt: str, seed: int) -> str:
-    return "\\boxed{1}"
+context_in = partial(stage_context, "evaluate_sft", batch=3)
 
 
 def rows_in(out: Path) -> dict[tuple[str, str], ResultRow]:
@@ -67,7 +54,7 @@ def rows_in(out: Path) -> dict[tuple[str, str], ResultRow]:
 
 
 def test_rows_follow_the_configuration_and_samples_follow_the_rows(tmp_path, inputs, monkeypatch):
-    use(monkeypatch, solve)
+    use(monkeypatch, lambda prompt, seed: "\\boxed{1}")
     result = run(evaluating(), context_in(tmp_path / "out", inputs))
     cells = [("longer", "greedy"), ("base", "greedy"), ("longer", "hot/1"), ("base", "hot/1")]
     assert {cell: row.accuracy for cell, row in rows_in(tmp_path / "out").items()} == dict.fromkeys(cells, 0.25)
@@ -115,17 +102,17 @@ def test_what_cannot_be_evaluated_is_refused(tmp_path, inputs):
 
 
 def test_a_kill_between_any_two_steps_of_the_end_loses_nothing_and_leaves_no_answers(tmp_path, inputs, monkeypatch):
-    use(monkeypatch, solve)
+    use(monkeypatch, lambda prompt, seed: "\\boxed{1}")
     with answers_stay():
         run(evaluating(), context_in(tmp_path / "done", inputs))
-    engine, write = use(monkeypatch, solve), ModelEvaluation.write
-    killed, step = [True], 0
+    engine, write, step, is_killed = use(monkeypatch, lambda prompt, seed: ""), ModelEvaluation.write, 0, True
 
     def written(evaluation: ModelEvaluation, checkpoint: str) -> object:
-        killed[0] = killed_before(step, partial(write, evaluation, checkpoint))
+        nonlocal is_killed
+        is_killed = killed_before(step, partial(write, evaluation, checkpoint))
         raise KeyboardInterrupt
 
-    while killed[0]:
+    while is_killed:
         context = context_in(tmp_path / f"killed-{step}", inputs)  # as it is before the samples are written
         shutil.copy(tmp_path / "done" / "answers.jsonl", context.out)
         with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
@@ -140,18 +127,17 @@ def test_a_kill_between_any_two_steps_of_the_end_loses_nothing_and_leaves_no_ans
 
 
 KILLED_AT_ITS_FOURTH_BATCH = """
-import os, signal, sys
+import itertools, os, signal, sys
 from luffy.rollout.transformers_engine import TransformersEngine
 from luffy.stages import evaluate, program
 
-generate, calls = TransformersEngine.generate, []
+generate, calls = TransformersEngine.generate, itertools.count(1)
 
 
-def killed(self, requests, params):
-    calls.append(requests)
-    if len(calls) == 4:
+def killed(*asked):
+    if next(calls) == 4:
         os.kill(os.getpid(), signal.SIGKILL)
-    return generate(self, requests, params)
+    return generate(*asked)
 
 
 TransformersEngine.generate = killed
@@ -179,20 +165,19 @@ def test_a_killed_process_costs_one_batch_and_the_result_is_the_same_bytes(tmp_p
 def test_top_p_and_stop_texts_mean_the_same_to_both_engines(tmp_path, inputs, monkeypatch):
     """Greedy rows are equal to the token; the sampled ones end at the stop texts with either engine."""
     drawn: list[Completion] = []
+    generate = VLLMEngine.generate
 
     def noted(engine: VLLMEngine, requests: Sequence[RolloutRequest], params: SamplingParams) -> list[Completion]:
         completions = generate(engine, requests, params)
         drawn.extend(completions if params.stop else [])
         return completions
 
-    generate = VLLMEngine.generate
     monkeypatch.setattr(VLLMEngine, "generate", noted)
     decodings = {**GREEDY, "hot": DecodingConfig(temperature=1.0, top_p=0.6, num_samples=16)}
     suites = {"longer": SuiteConfig(stop=("1", "ed")), "base": SuiteConfig(template="none")}
     records = {}
     for name in ("transformers", "vllm"):
-        settings = evaluating(engine=name, decodings=decodings, suites=suites)
-        run(settings, context_in(tmp_path / name, inputs))
+        run(evaluating(engine=name, decodings=decodings, suites=suites), context_in(tmp_path / name, inputs))
         records[name] = list(read_samples_of(tmp_path / name))
     greedy = [[record for record in rows if record.decoding == "greedy"] for rows in records.values()]
     assert greedy[0] == greedy[1]
@@ -200,9 +185,7 @@ def test_top_p_and_stop_texts_mean_the_same_to_both_engines(tmp_path, inputs, mo
     # vLLM itself has ended them: nothing was drawn that had to be cut off.
     assert sum(len(one.token_ids) for one in drawn) == sum(row.num_tokens for row in longer["vllm"])
     for rows in longer.values():
-        stopped = [row for row in rows if row.response.endswith(("1", "ed"))]
-        assert stopped
-        assert {row.finish_reason for row in stopped} == {"stop"}
+        assert {row.finish_reason for row in rows if row.response.endswith(("1", "ed"))} == {"stop"}
         assert all("1" not in row.response[:-1] for row in rows)
     lengths = [sum(row.num_tokens for row in rows if row.decoding == "hot") for rows in longer.values()]
     assert lengths[0] == pytest.approx(lengths[1], rel=0.5)
