@@ -10,7 +10,7 @@ import json
 import shutil
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -41,7 +41,7 @@ from luffy.config.model import EndpointModel, ModelConfig
 from luffy.config.settings import BaseSettings, StageSettings, SweepSettings
 from luffy.data.parquet import write_prompts
 from luffy.errors import ClusterError, ConfigError, DataError, LostError
-from luffy.evaluation.sample_files import SAMPLES_FILE, read_samples_of
+from luffy.evaluation.sample_files import SAMPLES_FILE, read_samples_of, write_sample_records
 from luffy.grading.request import Grade
 from luffy.pipeline.reuse import COMPLETE_FILE
 from luffy.rollout.transformers_engine import TransformersEngine
@@ -361,15 +361,23 @@ def other_responses(path: Path) -> None:
     write_finished(path.parent, "evaluate", "it", path.parent.name, OUTPUTS)
 
 
+def another_seed(path: Path) -> None:
+    """In the last response to the first suite, after some that are counted."""
+    records = list(read_samples_of(path.parent))
+    write_sample_records(path, [*records[:3], replace(records[3], seed=1), *records[4:]])
+    write_finished(path.parent, "evaluate", "it", path.parent.name, OUTPUTS)
+
+
 def discard(path: Path) -> None:
     """As a deletion that was interrupted leaves it."""
     path.parent.rename(path.parent.with_name(f".trash-{path.parent.name}"))
 
 
-@pytest.mark.parametrize("damage", [Path.unlink, break_off, other_responses, discard, None])
+@pytest.mark.parametrize("damage", [Path.unlink, break_off, other_responses, another_seed, discard, None])
 def test_an_evaluation_that_does_not_count_or_is_of_other_code_is_not_taken_from(
     tmp_path, inputs, whole, monkeypatch, damage
 ):
+    monkeypatch.setattr(evaluate, "_REGRADING_BATCH", 1)
     first, known = tmp_path / "first", evaluate.code_of
     shutil.copytree(whole("evaluate")[0], first)
     attempt("evaluate", tmp_path / "eighth", inputs, seed=8)
@@ -377,7 +385,8 @@ def test_an_evaluation_that_does_not_count_or_is_of_other_code_is_not_taken_from
         monkeypatch.setattr(evaluate, "code_of", lambda kind, rooms: {**known(kind, rooms), "rollout": "edited"})
     else:
         damage(first / SAMPLES_FILE)
-    assert len(attempt("evaluate", tmp_path / "second", inputs).asked) == 24
+    second = attempt("evaluate", tmp_path / "second", inputs)
+    assert (len(second.asked), second.result.resumed_from) == (24, 0)
     assert damage is None or are_equal("evaluate", tmp_path / "second", whole("evaluate")[0])
 
 

@@ -31,7 +31,6 @@ from luffy.evaluation.sample_files import SampleRecord, read_samples_of
 from luffy.pipeline.manifest import read_manifest
 from luffy.pipeline.reuse import COMPLETE_FILE
 from luffy.rollout.engine import Completion, RolloutRequest, SamplingParams
-from luffy.rollout.transformers_engine import TransformersEngine
 from luffy.rollout.vllm_engine import VLLMEngine
 from luffy.stages import base, sweep
 from luffy.stages.answers.store import AnswerStore
@@ -92,9 +91,6 @@ def test_rows_follow_the_configuration_and_samples_follow_the_rows(tmp_path, inp
 def test_what_cannot_be_evaluated_is_refused(tmp_path, inputs):
     with refused("validation", "base, longer"):
         run(evaluating(only=("validation",)), context_in(tmp_path / "out", inputs))
-    execution = ExecutionConfig.model_validate({"vllm": {"tensor_parallel_size": 3}})
-    with refused("3 does not divide the 2 attention heads"):
-        run(evaluating(engine="vllm"), stage_context("evaluate_sft", tmp_path / "out", inputs, execution=execution))
     for path in (inputs["data"] / "suites").iterdir():
         path.unlink()
     with refused("data.suites"):
@@ -210,33 +206,18 @@ def sweep_in(out: Path, inputs: dict[str, Path], *steps: int):
     return sweep.run(SweepSettings(protocol=evaluating(), steps=steps), stage_context("sweep", out, inputs, 3))
 
 
-def test_each_step_is_what_its_model_gets_alone_and_one_engine_serves_all(tmp_path, rl_inputs, monkeypatch):
-    opened: list[Path] = []
-    start, out = TransformersEngine.from_folder, tmp_path / "out"
-    monkeypatch.setattr(
-        TransformersEngine, "from_folder", lambda folder, *rest: opened.append(folder) or start(folder, *rest)
-    )
+def test_a_step_is_what_its_model_gets_alone_and_a_killed_sweep_needs_no_checkpoint_of_one_that_is_done(
+    tmp_path, rl_inputs
+):
+    """`test_evaluate_command` has a sweep by one engine, its page, and a last step that is the run's model."""
+    out, alone = tmp_path / "out", tmp_path / "alone"
     result = sweep_in(out, rl_inputs, *STEPS)
-    assert opened == [rl_inputs["model"] / "model"]
-    found = {step: (out / f"step_{step:06d}" / "samples.jsonl.zst").read_bytes() for step in STEPS}
-    assert found[20] != found[40]
-    for step in STEPS:
-        model = tmp_path / f"alone-{step}"
-        shutil.copytree(rl_inputs["model"] / "checkpoints" / f"step_{step:06d}", model / "model")
-        run(evaluating(), context_in(tmp_path / f"out-{step}", {**rl_inputs, "model": model}))
-        assert found[step] == (tmp_path / f"out-{step}" / "samples.jsonl.zst").read_bytes()
-    assert read_results(out / "step_000040" / "results.json").checkpoint == "step 40"
     assert f"accuracy/hot/1/base/{STEPS[0]}" in result.metrics and len(result.metrics) == 8
-    html = (out / "curve.html").read_text()
-    assert "step 20 → 40" in html and not any(mark in html for mark in ("<script", "<link", "@import"))
-    assert "| step 20 → 40 |" in (out / "summary.md").read_text()
-    assert not (out / "swap").exists()
-
-
-def test_a_killed_sweep_needs_no_checkpoint_of_a_step_that_is_done(tmp_path, rl_inputs):
-    out = tmp_path / "out"
-    sweep_in(out, rl_inputs, *STEPS)
-    before = contents(out / "step_000040", OUTPUTS)
+    assert "| step 20 → 40 |" in (out / "summary.md").read_text() and not (out / "swap").exists()
+    before, name = contents(out / "step_000040", OUTPUTS), "samples.jsonl.zst"
+    shutil.copytree(rl_inputs["model"] / "checkpoints" / "step_000040", alone / "model")
+    run(evaluating(), context_in(tmp_path / "apart" / "out", {**rl_inputs, "model": alone}))
+    assert (tmp_path / "apart" / "out" / name).read_bytes() == before[name] != (out / "step_000020" / name).read_bytes()
     shutil.rmtree(out / "step_000040")
     (out / "swap").mkdir()
     shutil.rmtree(rl_inputs["model"] / "checkpoints" / "step_000020")

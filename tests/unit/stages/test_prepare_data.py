@@ -235,13 +235,15 @@ def test_a_suite_keeps_its_long_problems_asks_each_once_and_lists_references_tha
     rows = [row(f"Problem {n % 3}?", None, data_source="aime") for n in range(12)] + [row("1" * 5001, None, "n+1")]
     unmet = [row("A?", None, "\\frac{1}{2"), row("B?", None, "np.arcsin(10/13)"), row("C?", None, "3")]
     suites = {name: written(tmp_path / f"{name}.jsonl", of) for name, of in {"s": rows, "unmet": unmet}.items()}
-    out = tmp_path / "out"
+    asked = {"data_source": ["aime", "other"], "prompt": "Problem 1?"}
+    suites["some"], out = {**suites["s"], "only": asked, "max_rows": 3}, tmp_path / "out"
     with caplog.at_level(logging.WARNING):
         cards = prepare(out, suites=suites, max_prompt_tokens=48)
     assert list(texts(out, "suites/s")) == [*(f"Problem {n}?" for n in range(3)), "1" * 5001]
     card = cards["suites.s"]
     assert (card["folded"], card["repeats"], card["rejected"]) == (9, {"4": 3}, {})
     assert card["golds"] == {"meets_itself": 4}
+    assert (list(texts(out, "suites/some")), cards["suites.some"]["folded"]) == (["Problem 1?"], 2)
     card, uids = cards["suites.unmet"], {p.messages[0].content: p.uid for p in prompts_in(out, "suites/unmet")}
     assert card["golds"] == {"fails": 1, "meets_itself": 1, "text_alone": 1}
     listed = {(each["uid"], each["finding"]) for each in card["gold_findings"]}
@@ -328,18 +330,6 @@ def test_the_complement_holds_no_near_duplicate_of_another_split_or_of_itself(tm
     train(rows, validation_prompts=1, sft={"unique_train_examples": 1}, **NEAR)
     (left,) = set(texts(tmp_path / "out", "rl_complement")) - {*long}
     assert left == long[3] + " end"
-
-
-def test_only_the_rows_asked_for_are_read(tmp_path):
-    rows = [row(f"Problem {n}?", boxed("x"), data_source="abc"[n % 3], level=n % 2) for n in range(12)]
-    both, wanted = {"data_source": ["a", "b"], "level": 1}, {"a": [0, 3, 6, 9], "ab": [1, 3, 7]}
-    suites = {
-        "a": written(tmp_path / "d.jsonl", rows, only={"data_source": "a"}),
-        "ab": written(tmp_path / "d.jsonl", rows, only=both, max_rows=3),
-    }
-    prepare(tmp_path / "out", suites=suites)
-    for name, numbers in wanted.items():
-        assert list(texts(tmp_path / "out", f"suites/{name}")) == [f"Problem {n}?" for n in numbers]
 
 
 # Refusals.
