@@ -172,8 +172,8 @@ def write_responses(
             kind = config.protocol(suite, next(iter(config.decodings))).grader
             for number, response in enumerate(each.responses):
                 record = ungraded_record(
-                    each.prompt, suite=suite, decoding=DECODING, sample=number, seed=0, shown=each.text,
-                    response=response, finish_reason="", num_tokens=0,
+                    each.prompt, each.text, suite=suite, decoding=DECODING, sample=number, seed=0, response=response,
+                    finish_reason="", num_tokens=0,
                 )  # fmt: skip
                 yield record, GradeRequest(response, each.prompt.ground_truth, problem, kind)
 

@@ -13,13 +13,7 @@ from pydantic import ConfigDict, Field, ValidationError
 
 from luffy.config.strict import StrictModel
 from luffy.errors import DataError, LuffyError
-from luffy.evaluation.sample_files import (
-    SAMPLES_FILE,
-    SampleRecord,
-    find_samples,
-    read_sample_records,
-    read_samples_of,
-)
+from luffy.evaluation.sample_files import SAMPLES_FILE, SampleRecord, find_samples, read_sample_records, read_samples_of
 from luffy.files import write_atomic
 from luffy.statistics.accuracy import Estimate, accuracy, by_label, guess_adjusted, majority_at_k, pass_at_k
 from luffy.statistics.paired import BenchmarkComparisons, PairedAccuracies, compare

@@ -8,7 +8,7 @@ import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import MISSING, dataclass, field, fields, replace
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from luffy.confidential import is_confidential, may_show_prompt
 from luffy.errors import DataError
@@ -86,21 +86,12 @@ class SampleRecord:
         return not is_confidential(self.suite, marked=self.confidential)
 
 
-def ungraded_record(
-    prompt: Prompt,
-    *,
-    suite: str,
-    decoding: str,
-    sample: int,
-    seed: int,
-    shown: str,
-    response: str,
-    finish_reason: str,
-    num_tokens: int,
-    reply: str | None = None,
-    measures: dict[str, float] | None = None,
-) -> SampleRecord:
-    """The record of a response to `prompt`, `shown` as that text, before it is graded."""
+def ungraded_record(prompt: Prompt, shown: str, **of_response: Any) -> SampleRecord:
+    """The record of a response to `prompt`, `shown` as that text, before it is graded.
+
+    `of_response` has the fields of the response: suite, decoding, sample, seed, response, finish_reason and num_tokens,
+    and for an episode reply and measures.
+    """
 
     def label(names: Sequence[str]) -> str | None:
         found = (prompt.extra_info.get(name) for name in names)
@@ -108,26 +99,18 @@ def ungraded_record(
 
     num_options = prompt.extra_info.get("num_options") or len(problem_of(prompt).options)
     return SampleRecord(
-        suite=suite,
-        decoding=decoding,
         uid=prompt.uid,
-        sample=sample,
-        seed=seed,
         prompt=shown,
-        response=response,
-        answer=None,
         ground_truth=prompt.ground_truth,
+        answer=None,
         outcome="",
         reason="",
         correct=False,
-        finish_reason=finish_reason,
-        num_tokens=num_tokens,
         subject=label(_SUBJECTS),
         level=label(_LEVELS),
         num_options=num_options if isinstance(num_options, int) and num_options else None,
         confidential=not may_show_prompt(prompt),
-        reply=reply,
-        measures=measures or {},
+        **of_response,
     )
 
 

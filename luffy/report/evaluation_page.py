@@ -8,13 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from luffy.evaluation.results import (
-    CheckpointScores,
-    EvaluationResults,
-    ResultRow,
-    advice_on,
-    checkpoint_name,
-)
+from luffy.evaluation.results import CheckpointScores, EvaluationResults, ResultRow, advice_on, checkpoint_name
 from luffy.files import write_atomic
 from luffy.report.cells import (
     NONE,

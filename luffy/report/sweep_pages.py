@@ -9,13 +9,7 @@ from itertools import cycle
 from statistics import fmean
 
 from luffy.config.many_runs.sweep_design import ONLY_CELL, value_text
-from luffy.evaluation.across_runs.run_results import (
-    REPORTED,
-    TRIED,
-    ArmResults,
-    CurvePoint,
-    SweepResults,
-)
+from luffy.evaluation.across_runs.run_results import REPORTED, TRIED, ArmResults, CurvePoint, SweepResults
 from luffy.evaluation.across_runs.sweep_findings import Effect, Findings, Score, Tuning
 from luffy.evaluation.results import Cell
 from luffy.report.cells import NONE, Table, TableCell, Tone, accuracy, costs_by_name, count, difference, percent, table

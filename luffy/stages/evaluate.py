@@ -74,7 +74,7 @@ def run(settings: EvaluateSettings, context: StageContext) -> StageResult:
         with ExitStack() as stack:
             if endpoint is None:
                 engine, left = settings.evaluation.engine, evaluation.num_left
-                asker, _ = stack.enter_context(open_asker(settings, engine, context, longest, left, progress=progress))
+                asker, _ = stack.enter_context(open_asker(settings, engine, context, longest, progress, left))
             else:
                 server, environment = context.execution.server, settings.environment
                 paths = tuple({CHAT if is_chat(each.protocol.template) else TEXT: None for each in requests.values()})
@@ -180,22 +180,27 @@ class ModelEvaluation:
         All or none of a suite and decoding are adopted: what is left is batched as in a fresh run.
         """
         assert self._store is not None
-        for start in range(0, len(request.samples), _REGRADING_BATCH):
-            samples = request.samples[start : start + _REGRADING_BATCH]
-            found: dict[str, ModelAnswer] = {}
-            for sample in samples:
-                record = next(records, None)
-                asked = sample.prompt.uid, sample.sample, sample.seed, sample.rendered.text
-                if record is None or (record.uid, record.sample, record.seed, record.prompt) != asked:
-                    raise DataError(f"no response to sample {sample.sample} of problem {sample.prompt.uid}")
-                reason = FinishReason(record.finish_reason)
-                found[sample.key] = ModelAnswer(
-                    record.response, record.num_tokens, reason, record.reply, measures=record.measures
-                )
-            if left := [sample for sample in samples if sample.key not in self._store]:
-                answers = graded(grader, replace(request, samples=left), [found[sample.key] for sample in left])
-                progress.add_adopted(answers)
-                yield from zip((sample.key for sample in left), answers, strict=True)
+        counted = progress.done, progress.graded, progress.correct
+        try:
+            for start in range(0, len(request.samples), _REGRADING_BATCH):
+                samples = request.samples[start : start + _REGRADING_BATCH]
+                found: dict[str, ModelAnswer] = {}
+                for sample in samples:
+                    record = next(records, None)
+                    asked = sample.prompt.uid, sample.sample, sample.seed, sample.rendered.text
+                    if record is None or (record.uid, record.sample, record.seed, record.prompt) != asked:
+                        raise DataError(f"no response to sample {sample.sample} of problem {sample.prompt.uid}")
+                    reason = FinishReason(record.finish_reason)
+                    found[sample.key] = ModelAnswer(
+                        record.response, record.num_tokens, reason, record.reply, measures=record.measures
+                    )
+                if left := [sample for sample in samples if sample.key not in self._store]:
+                    answers = graded(grader, replace(request, samples=left), [found[sample.key] for sample in left])
+                    progress.add_adopted(answers)
+                    yield from zip((sample.key for sample in left), answers, strict=True)
+        except DataError:  # none of them is adopted
+            progress.done, progress.graded, progress.correct = counted
+            raise
 
 
 def _digests(

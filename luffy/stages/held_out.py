@@ -49,12 +49,9 @@ def read_problems(
             raise DataError(f"{path}: missing; the validation has no problems to measure")
         suites.append(Suite(path.stem, read_prompts(path)[: schedule.max_problems]))
     room = context_length(read_shape(context.inputs["model"] / "model"))
-    prompt = max(check_suite(suite, tokenizer, tokens, None, protocol.template_of(suite.name)) for suite in suites)
-    if room is not None and prompt + tokens > room:
-        raise DataError(
-            f"validation: the longest prompt has {prompt} tokens, and the model's context of {room} less {tokens} of "
-            f"the response leaves {room - tokens}; lower validation.max_response_tokens"
-        )
+    prompt = max(
+        check_suite(suite, tokenizer, tokens, room, protocol.template_of(suite.name), "validation") for suite in suites
+    )
     render = render_as_ids(tokenizer)
     requests = tuple(Questions.of_suite(suite, DECODING, protocol, render, settings.seed) for suite in suites)
     return requests, prompt + tokens

@@ -19,11 +19,18 @@ from luffy.data.parquet import iterate_prompts
 from luffy.data.splits import TRAIN
 from luffy.data.templates import load_tokenizer, prompt_lengths
 from luffy.data.tokenizer import adapt_tokenizer, check_scores
-from luffy.errors import DataError
 from luffy.pipeline.identity import Identity, IdentityRecord, read_identity
 from luffy.rollout.vllm_limits import context_length, read_shape
-from luffy.stages.answers.asker import ResponseProgress, open_asker
-from luffy.stages.answers.clients import Questions, SampleRequest, Suite, as_trace, render_as_ids, sample_key
+from luffy.stages.answers.asker import ModelToAsk, ResponseProgress, open_asker
+from luffy.stages.answers.clients import (
+    Questions,
+    SampleRequest,
+    Suite,
+    as_trace,
+    longest_prompt,
+    render_as_ids,
+    sample_key,
+)
 from luffy.stages.answers.store import ANSWERS_FILE, AnswerStore, ModelAnswer, siblings
 from luffy.stages.program import StageContext
 from luffy.training.model_folder import model_folder
@@ -100,19 +107,8 @@ def answer_prompts(settings: DifficultySettings | SampleSettings, context: Stage
             protocol = EvaluationConfig(decodings={how: decoding}, max_response_tokens=most, stop=config.stop or ())
             progress, render = ResponseProgress(context, total, done), render_as_ids(tokenizer)
             policy, keep = (tokenizer, kept_answer) if section == "sample" else (None, without_text)
-            opened = open_asker(
-                settings,
-                config.engine,
-                context,
-                longest,
-                total - done,
-                policy,
-                keep,
-                progress,
-                folder=model,
-                dtype=None if teacher is None else teacher.dtype,
-                tokenizer=tokenizer,
-            )
+            asked = ModelToAsk(model, tokenizer, None if teacher is None else teacher.dtype, policy)
+            opened = open_asker(settings, config.engine, context, longest, progress, total - done, asked, keep)
             with opened as (asker, generator):
                 progress.begin()
                 at_once = max(generator.batch_size // config.num_samples, 1)
@@ -137,15 +133,8 @@ def answer_prompts(settings: DifficultySettings | SampleSettings, context: Stage
 
 def longest_of(section: str, lengths: Sequence[int], most: int, model: Path) -> int:
     """Tokens of the longest prompt with its response; DataError if it exceeds the model's context."""
-    room, longest = context_length(read_shape(model)), max(lengths) + most
-    if room is not None and longest > room:
-        too_long = sum(length + most > room for length in lengths)
-        raise DataError(
-            f"{section}: {too_long} of {len(lengths)} prompts do not fit: the longest has {max(lengths)} "
-            f"tokens, and the model's context of {room} less {most} for the response leaves {room - most}; "
-            f"lower data.max_prompt_tokens or {section}.max_response_tokens"
-        )
-    return longest
+    remedy = f"lower data.max_prompt_tokens or {section}.max_response_tokens"
+    return most + longest_prompt(section, lengths, most, context_length(read_shape(model)), remedy)
 
 
 def _sampled_alike(directory: Path, section_name: str, free: Collection[str]) -> list[Path]:

@@ -28,15 +28,7 @@ from luffy.data.conversations import ConversationEncoder
 from luffy.data.overlap import BenchmarkIndex
 from luffy.data.parquet import iterate_prompts
 from luffy.data.row_filters import FAILS, TEXT_ALONE, Rejection, RowFilter, Rules, check_golds, remedies
-from luffy.data.selection import (
-    Mask,
-    PassedRows,
-    choose_for_sft,
-    hold_out,
-    merged,
-    read_passed_rows,
-    select,
-)
+from luffy.data.selection import Mask, PassedRows, choose_for_sft, hold_out, merged, read_passed_rows, select
 from luffy.data.shards import (
     ALL_REJECTED,
     MAX_SAMPLES,

@@ -67,15 +67,8 @@ from luffy.pipeline.manifest import read_manifest
 from luffy.report.cards import card_markdown, sample_section, taught_section
 from luffy.rollout.text_endpoint import CHAT, TextEndpoint
 from luffy.seeds import derive_seed
-from luffy.stages.answers.asker import Asker, ResponseProgress, open_asker, open_graders
-from luffy.stages.answers.clients import (
-    FULL_BATCHES,
-    Questions,
-    RenderedPrompt,
-    SampleRequest,
-    sample_key,
-    trace_of,
-)
+from luffy.stages.answers.asker import Asker, ModelToAsk, ResponseProgress, open_asker, open_graders
+from luffy.stages.answers.clients import FULL_BATCHES, Questions, RenderedPrompt, SampleRequest, sample_key, trace_of
 from luffy.stages.answers.paid import PaidEndpoint, TextClient, open_paid
 from luffy.stages.answers.store import ANSWERS_FILE, AnswerStore, ModelAnswer
 from luffy.stages.policy_answers import AnsweredPrompts, answer_prompts, kept_answer, longest_of, without_text
@@ -170,7 +163,19 @@ def _ask_teachers(settings: SampleSettings, context: StageContext) -> StageResul
             prompts.append(dataclasses.replace(prompt, traces=right[:1] if rewrites else ()))
     if not prompts:
         raise DataError("sample: no training prompt lacks a trace; set sample.prompts: all, or remove sample.teachers")
-    with _opened_teaching(settings, context, len(prompts)) as teaching:
+    tokenizer, environment = load_tokenizer(data / "tokenizer"), settings.environment
+    rules = Rules(None, settings.data.max_trace_tokens, history=history_of(environment))
+    row_filter = RowFilter(tokenizer, rules, _benchmarks(settings.data, data, settings.seed))
+    instructions = {} if environment is None else instructions_by_source(environment)
+    most = sum(teacher.num_samples for teacher in config.teachers.values())
+    most += 0 if config.rewrite is None else config.rewrite.num_samples
+    with (
+        closing(AnswerStore(out / ANSWERS_FILE)) as store,
+        # Earlier versions asked teachers in a stage of their own.
+        closing(open_paid(out, "synthesize")) as paid,
+    ):
+        progress = ResponseProgress(context, len(prompts) * most, len(store))
+        teaching = _Teaching(settings, context, tokenizer, row_filter, instructions, store, paid, progress)
         teaching.ask_all(prompts)
         traces_of = teaching.kept_traces
         written = add_traces(out, data, traces_of, settings.data, settings.seed, rewrites=rewrites)
@@ -363,19 +368,11 @@ class _Teaching:
         if config.rewrite is not None:
             asked += self._rendered(name, [prompt for prompt in prompts if prompt.traces], config.rewrite)
         longest = longest_of(setting, [len(each.ids) for each in asked], most, folder)
-        with open_asker(
-            settings,
-            teacher.engine,
-            context,
-            longest,
-            total,
-            self.policy,
-            self._keep,
-            self.progress,
-            folder=folder,
-            dtype=teacher.dtype,
-            tokenizer=tokenizer,
-        ) as (asker, _):
+        model = ModelToAsk(folder, tokenizer, teacher.dtype, self.policy)
+        with open_asker(settings, teacher.engine, context, longest, self.progress, total, model, self._keep) as (
+            asker,
+            _,
+        ):
             self.progress.begin()
             yield asker
 
@@ -436,25 +433,6 @@ class _Teaching:
                     traces.append(dataclasses.replace(trace, text=text))
             found += kept_traces(traces, self.settings.sample.keep)
         return found
-
-
-@contextmanager
-def _opened_teaching(settings: SampleSettings, context: StageContext, num_prompts: int) -> Iterator[_Teaching]:
-    data, config, environment = context.inputs["data"], settings.sample, settings.environment
-    assert settings.data is not None
-    tokenizer = load_tokenizer(data / "tokenizer")
-    rules = Rules(None, settings.data.max_trace_tokens, history=history_of(environment))
-    row_filter = RowFilter(tokenizer, rules, _benchmarks(settings.data, data, settings.seed))
-    instructions = {} if environment is None else instructions_by_source(environment)
-    most = sum(teacher.num_samples for teacher in config.teachers.values())
-    most += 0 if config.rewrite is None else config.rewrite.num_samples
-    with (
-        closing(AnswerStore(context.out / ANSWERS_FILE)) as store,
-        # Earlier versions asked teachers in a stage of their own.
-        closing(open_paid(context.out, "synthesize")) as paid,
-    ):
-        progress = ResponseProgress(context, num_prompts * most, len(store))
-        yield _Teaching(settings, context, tokenizer, row_filter, instructions, store, paid, progress)
 
 
 def _benchmarks(config: DataConfig, data: Path, seed: int) -> BenchmarkIndex:

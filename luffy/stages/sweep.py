@@ -53,8 +53,8 @@ def run(settings: SweepSettings, context: StageContext) -> StageResult:
             found = ", ".join(map(str, sorted(checkpoints))) or "none"
             raise DataError(f"{rl}: no checkpoint of step {', '.join(missing)}; there are: {found}")
         left = sum(evaluations[step].num_left for step in waiting)
-        opened = open_asker(protocol, protocol.evaluation.engine, context, longest, left, progress=progress)
-        with opened as (asker, generator):
+        engine = protocol.evaluation.engine
+        with open_asker(protocol, engine, context, longest, progress, left) as (asker, generator):
             progress.begin()
             for step in waiting:
                 with _loaded(generator.engine, checkpoints[step], step, settings, context):

@@ -110,7 +110,7 @@ class ServiceThread:
         self.call(lambda service: service.close(failed=failed))
         self.call(None)
         self._thread.join(_FINISH_TIMEOUT_S)
-        if self._thread.is_alive() and not self._is_off:
+        if self._thread.is_alive():
             self._give_up(f"it has not taken everything after {_FINISH_TIMEOUT_S:g} s")
 
     def _serve(self) -> None:
@@ -122,8 +122,9 @@ class ServiceThread:
             self._give_up(f"{type(error).__name__}: {error}".splitlines()[0])
 
     def _give_up(self, why: str) -> None:
-        self._is_off = True
-        logger.warning("%s is off for the rest of this run: %s", self._name, why)
+        if not self._is_off:
+            self._is_off = True
+            logger.warning("%s is off for the rest of this run: %s", self._name, why)
 
 
 def open_services(run: TrackedRun, tracking: TrackingConfig) -> list[ServiceThread]:

@@ -72,54 +72,28 @@ def _write_curves(directory: Path, steps: int, metrics: Callable[[float, random.
 
 
 def _supervised(progress: float, noise: random.Random) -> dict[str, float]:
-    return {
-        "actor/loss": 0.35 + 2.6 * math.exp(-6 * progress) + noise.gauss(0, 0.04),
-        "actor/grad_norm": 0.6 + 2 * math.exp(-8 * progress) + abs(noise.gauss(0, 0.2)),
-        "actor/lr": 3e-3 * min(progress * 10, 0.5 * (1 + math.cos(math.pi * progress))),
-        "perf/tokens_per_s": noise.gauss(21000, 900),
-    }
+    names = ("actor/loss", "actor/grad_norm", "actor/lr", "perf/tokens_per_s")
+    return {name: noise.uniform(0.2, 0.4) for name in names}
+
+
+_MEASURED = {
+    "actor": "loss on_policy_loss off_policy_loss entropy_loss entropy_on_policy entropy_off_policy on_policy_prob "
+    "off_policy_prob grad_norm lr off_policy_weight_mean",
+    "batch": "solve_none solve_all zero_advantage_share off_policy_token_share",
+    "rollout": "response_length_mean off_policy_length_mean truncated_share logp_gap_mean",
+    "perf": "tokens_per_s step_s",
+}
 
 
 def _reinforced(progress: float, noise: random.Random) -> dict[str, float]:
-    def near(value: float, spread: float) -> float:
-        return value + noise.gauss(0, spread)
-
-    reward = min(1.0, max(0.0, near(0.38 + 0.42 * (1 - math.exp(-4 * progress)), 0.05)))
-    wrong, none = 0.75 * (1 - reward), 0.2 * (1 - reward)
-    measured = _held_out(progress) if (4 * progress).is_integer() else {}
-    return {
-        "reward/mean": reward,
-        "batch/on_reward": reward,
-        "batch/off_reward": 1.0,
-        "reward/correct_share": reward,
-        "reward/wrong_share": wrong,
-        "reward/no_answer_share": none,
-        "reward/unparsable_share": 1 - reward - wrong - none,
-        "reward/timed_out_share": 0.0,
-        "reward/crashed_share": 0.0,
-        "actor/loss": near(-0.02, 0.02),
-        "actor/on_policy_loss": near(0.0, 0.02),
-        "actor/off_policy_loss": near(-0.03, 0.01),
-        "actor/entropy_loss": -0.3,
-        "actor/entropy_on_policy": near(0.35 - 0.2 * progress, 0.02),
-        "actor/entropy_off_policy": near(0.5 - 0.15 * progress, 0.03),
-        "actor/on_policy_prob": near(0.85 + 0.05 * progress, 0.01),
-        "actor/off_policy_prob": near(0.72 + 0.1 * progress, 0.01),
-        "actor/grad_norm": abs(near(0.4, 0.12)),
-        "actor/lr": 1e-4,
-        "actor/off_policy_weight_mean": near(0.78 + 0.06 * progress, 0.01),
-        "batch/solve_none": max(0, near(0.3 - 0.25 * progress, 0.05)),
-        "batch/solve_all": max(0, near(0.05 + 0.3 * progress, 0.05)),
-        "batch/zero_advantage_share": max(0, near(0.1 + 0.25 * progress, 0.05)),
-        "batch/off_policy_token_share": near(0.14, 0.01),
-        "rollout/response_length_mean": near(31 + 12 * progress, 1.5),
-        "rollout/off_policy_length_mean": near(43, 1.0),
-        "rollout/truncated_share": max(0, near(0.08 - 0.07 * progress, 0.02)),
-        "rollout/logp_gap_mean": abs(near(2e-7, 4e-8)),
-        "perf/tokens_per_s": near(8000, 400),
-        "perf/step_s": near(0.7, 0.05),
-        **measured,
-    }
+    reward = min(1.0, max(0.0, 0.38 + 0.42 * (1 - math.exp(-4 * progress)) + noise.gauss(0, 0.05)))
+    names = (f"{namespace}/{name}" for namespace, each in _MEASURED.items() for name in each.split())
+    metrics = {name: noise.uniform(0.2, 0.4) for name in names}
+    metrics |= {"reward/mean": reward, "batch/on_reward": reward, "batch/off_reward": 1.0}
+    shares = {"correct": 1.0, "wrong": 0.0, "no_answer": 0.0, "unparsable": 0.0, "timed_out": 0.0, "crashed": 0.0}
+    lost = {"correct": -1.0, "wrong": 0.7, "no_answer": 0.2, "unparsable": 0.1}
+    metrics |= {f"reward/{name}_share": share + lost.get(name, 0) * (1 - reward) for name, share in shares.items()}
+    return metrics | (_held_out(progress) if progress * 4 in (1, 2, 3, 4) else {})
 
 
 def _held_out(progress: float) -> dict[str, float]:

@@ -115,6 +115,18 @@ class Asker:
             share.add(failed)
 
 
+@dataclass(frozen=True, slots=True)
+class ModelToAsk:
+    """A model folder with its tokenizer."""
+
+    folder: Path
+    tokenizer: PreTrainedTokenizerBase
+    dtype: DType | None = None
+    """None: that of the stage."""
+    policy: PreTrainedTokenizerBase | None = None
+    """As in `open_client`."""
+
+
 @contextmanager
 def open_graders(
     grading: GradingConfig, context: StageContext, own: EvaluationConfig | None = None
@@ -134,28 +146,26 @@ def open_asker(
     engine: str,
     context: StageContext,
     longest: int,
-    num_responses: int,
-    policy: PreTrainedTokenizerBase | None = None,
+    progress: "ResponseProgress",
+    num_left: int,
+    model: ModelToAsk | None = None,
     keep: Keep = lambda sample, answer: answer,
-    progress: "ResponseProgress | None" = None,
-    *,
-    folder: Path | None = None,
-    dtype: DType | None = None,
-    tokenizer: PreTrainedTokenizerBase | None = None,
 ) -> Iterator[tuple[Asker, Generator]]:
-    """An asker of a model, by the engine of that name, and the opened engine.
+    """An asker of the stage's model, or of another, by the engine of that name, and the opened engine.
 
-    `longest` is the largest number of tokens of a prompt with its response, `num_responses` what is left to sample;
-    `policy` as in `open_client`. `progress` hears of vLLM's single turns while a call runs. The model is the one that
-    the stage reads, unless another `folder`, with its `dtype` and `tokenizer`, is given.
+    `longest` is the largest number of tokens of a prompt with its response, `num_left` what is left to sample.
+    `progress` hears of vLLM's single turns while a call runs.
     """
-    model, environment = folder or context.inputs["model"] / "model", settings.environment
+    environment = settings.environment
     evaluation = settings.evaluation if isinstance(settings, EvaluateSettings) else None
-    generator = open_generator(engine, model, dtype or settings.dtype, longest, num_responses, context)
+    if model is None:
+        folder = context.inputs["model"] / "model"
+        model = ModelToAsk(folder, load_tokenizer(folder))
+    generator = open_generator(engine, model.folder, model.dtype or settings.dtype, longest, num_left, context)
     with closing(generator.engine), open_graders(settings.grading, context, evaluation) as (grader, judges):
-        if progress is not None and environment is None and isinstance(generator.engine, VLLMEngine):
+        if environment is None and isinstance(generator.engine, VLLMEngine):
             generator.engine.watch = progress.heard
-        client_of = open_client(environment, tokenizer or load_tokenizer(model), generator.lanes, judges, policy)
+        client_of = open_client(environment, model.tokenizer, generator.lanes, judges, model.policy)
         asker = Asker(
             client_of(generator.engine),
             grader,
@@ -230,11 +240,11 @@ def graded_records(request: Questions, store: AnswerStore) -> Iterator[SampleRec
         assert answer.text is not None and answer.grade is not None
         yield ungraded_record(
             sample.prompt,
+            sample.rendered.text,
             suite=request.suite,
             decoding=request.decoding,
             sample=sample.sample,
             seed=sample.seed,
-            shown=sample.rendered.text,
             response=answer.text,
             finish_reason=answer.finish_reason.value,
             num_tokens=answer.num_tokens,

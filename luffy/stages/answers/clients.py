@@ -133,20 +133,24 @@ def check_suite(
     max_response_tokens: int,
     context_length: int | None,
     template: str = OWN,
+    section: str = "evaluation",
 ) -> int:
-    """Return the number of tokens of the longest prompt; `context_length` is None for a model without a stated limit.
+    """Return the number of tokens of the longest prompt; raises DataError as `check_problems` and `longest_prompt`.
 
-    A part of a suite would be another benchmark under the same name. So this raises DataError as `check_problems`, and
-    if a prompt leaves no space for `max_response_tokens`.
+    A part of a suite would be another benchmark under the same name, so nothing is left out.
     """
     lengths = [len(ids) for ids in check_problems(suite, lambda prompts: ask(tokenizer, prompts, template))]
-    room = None if context_length is None else context_length - max_response_tokens
-    too_long = 0 if room is None else sum(length > room for length in lengths)
-    if too_long:
+    remedy = f"lower {section}.max_response_tokens, or leave them out of the suite's source"
+    return longest_prompt(f"suite {suite.name}", lengths, max_response_tokens, context_length, remedy)
+
+
+def longest_prompt(asked: str, lengths: Sequence[int], most: int, room: int | None, remedy: str) -> int:
+    """The largest of the prompts' `lengths`; DataError, which ends with the `remedy`, where `most` tokens of a response
+    exceed with it the `room` of the model's context, None for a model without a stated limit."""
+    if room is not None and (too_long := sum(length + most > room for length in lengths)):
         raise DataError(
-            f"suite {suite.name}: {too_long} of {len(lengths)} prompts do not fit: the longest has {max(lengths)} "
-            f"tokens, and {context_length} of the model less {max_response_tokens} of the response leave {room}; "
-            "lower evaluation.max_response_tokens, or leave them out of the suite's source"
+            f"{asked}: {too_long} of {len(lengths)} prompts do not fit: the longest has {max(lengths)} tokens, and the "
+            f"model's context of {room} less {most} for the response leaves {room - most}; {remedy}"
         )
     return max(lengths)
 

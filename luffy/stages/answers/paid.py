@@ -151,12 +151,7 @@ class TextClient:
     """
 
     def __init__(
-        self,
-        environment: EnvironmentConfig | None,
-        endpoint: PaidEndpoint,
-        judges: Judges,
-        *,
-        for_traces: bool = False,
+        self, environment: EnvironmentConfig | None, endpoint: PaidEndpoint, judges: Judges, *, for_traces: bool = False
     ) -> None:
         self._endpoint = endpoint
         self._environment = environment

@@ -67,15 +67,10 @@ NAMES = {  # checkpoints by the key of their evaluation; runs, by what they eval
 
 @pytest.mark.parametrize(("evaluations", "runs", "names"), NAMES.values(), ids=NAMES)
 def test_rows_are_called_by_their_newest_run(workspace, evaluations, runs, names):
-    for number, (key, checkpoint) in enumerate(evaluations.items()):
-        is_served = checkpoint == "openai"
-        write_evaluation(
-            workspace,
-            key,
-            {GREEDY: first(50 + number)},
-            checkpoint="base" if is_served else checkpoint,
-            evaluation={"engine": "openai"} if is_served else None,
-        )
+    for number, (key, made) in enumerate(evaluations.items()):
+        served = {"checkpoint": "base", "evaluation": {"engine": "openai"}}
+        own = served if made == "openai" else {"checkpoint": made}
+        write_evaluation(workspace, key, {GREEDY: first(50 + number)}, **own)
     for number, (evaluated, overrides) in enumerate(runs, 1):
         write_run(workspace, f"smoke-{number}", evaluated, *overrides)
     (table,) = read_leaderboard(workspace).tables
@@ -97,15 +92,17 @@ def test_equal_weights_evaluated_again_are_one_row_and_the_newer_result_counts(w
 @pytest.mark.parametrize(("keep_best", "num_rows"), [(None, 1), ({"metric": "accuracy"}, 2)])
 def test_the_last_step_of_a_sweep_is_the_runs_model_unless_that_has_the_best_weights(workspace, keep_best, num_rows):
     evaluated = write_evaluation(workspace, "e", {GREEDY: first(60)}, checkpoint="rl", model="m")
-    found = finished_manifest(evaluated)
-    rl, sweep = workspace.stage_directory("rl", "r"), workspace.stage_directory("sweep", "s")
+    found, sweep = finished_manifest(evaluated), workspace.stage_directory("sweep", "s")
     shutil.copytree(evaluated, sweep / "step_000006")
     settings = {"rl": {"steps": 6}, "validation": {"schedule": {"every": 2, "keep_best": keep_best}}}
-    rl.mkdir(parents=True)
-    write_manifest(rl, found.model_copy(update={"stage": "rl", "key": "r", "settings": settings, "outputs": ()}))
-    outputs = collect_outputs(sweep, ["step_000006/results.json"])
-    of_sweep = {"stage": "sweep", "key": "s", "settings": {"protocol": found.settings}, "outputs": outputs}
-    write_manifest(sweep, found.model_copy(update={**of_sweep, "upstream": {"model": "r"}}))
+    outputs, own = collect_outputs(sweep, ["step_000006/results.json"]), {"protocol": found.settings}
+    for stage, key, fields in (
+        ("rl", "r", {"settings": settings, "outputs": ()}),
+        ("sweep", "s", {"settings": own, "outputs": outputs, "upstream": {"model": "r"}}),
+    ):
+        workspace.stage_directory(stage, key).mkdir(parents=True, exist_ok=True)
+        changed = found.model_copy(update={"stage": stage, "key": key, **fields})
+        write_manifest(workspace.stage_directory(stage, key), changed)
     (table,) = read_leaderboard(workspace).tables
     assert len(table.rows) == num_rows
 
@@ -114,21 +111,21 @@ LONG, VLLM = {"evaluation": {"max_response_tokens": 2048}}, {"evaluation": {"eng
 EIGHT = {"evaluation": {"decodings": {"sampled": {"temperature": 0.6, "num_samples": 8}}}}
 
 
-@pytest.mark.parametrize(
-    ("evaluations", "tables"),
-    [
-        (
-            [((GREEDY, SAMPLED), {}), ((GREEDY,), LONG), ((GREEDY,), VLLM)],
-            {
-                "greedy: temperature 0.0, max_response_tokens 1024": ["e0", "e2"],
-                "sampled: temperature 0.6, max_response_tokens 1024": ["e0"],
-                "greedy: temperature 0.0, max_response_tokens 2048": ["e1"],
-            },
-        ),
-        # Tables with the same title say what differs.
-        ([((SAMPLED,), {}), ((SAMPLED,), EIGHT)], {"num_samples: 4": ["e0"], "num_samples: 8": ["e1"]}),
-    ],
-)
+PROTOCOLS = [
+    (
+        [((GREEDY, SAMPLED), {}), ((GREEDY,), LONG), ((GREEDY,), VLLM)],
+        {
+            "greedy: temperature 0.0, max_response_tokens 1024": ["e0", "e2"],
+            "sampled: temperature 0.6, max_response_tokens 1024": ["e0"],
+            "greedy: temperature 0.0, max_response_tokens 2048": ["e1"],
+        },
+    ),
+    # Tables with the same title say what differs.
+    ([((SAMPLED,), {}), ((SAMPLED,), EIGHT)], {"num_samples: 4": ["e0"], "num_samples: 8": ["e1"]}),
+]
+
+
+@pytest.mark.parametrize(("evaluations", "tables"), PROTOCOLS)
 def test_protocols_are_never_in_one_table(workspace, evaluations, tables):
     for number, (cells, fields) in enumerate(evaluations):
         write_evaluation(workspace, f"e{number}", dict.fromkeys(cells, first(50 + number)), **fields)
@@ -167,29 +164,33 @@ def scattered(count: int, step: int):
     return lambda problem, sample: (problem * step) % 100 < count
 
 
-@pytest.mark.parametrize(
-    ("best", "following", "suites", "problems", "lead"),
-    [
-        (scattered(70, 37), scattered(40, 53), 1, 100, (None, True)),
-        (scattered(52, 37), scattered(50, 53), 1, 100, (None, False)),
-        (scattered(50, 37), scattered(50, 53), 1, 100, (None, False)),
-        # Thirty problems won and none lost is a clear lead, though the two intervals overlap; whatever their order.
-        (first(165), lambda problem, sample: problem >= 165, 1, 300, ((30, 0), True)),
-        # Nine won and one lost (p = 0.01 to 0.05): alone that is a lead, among twelve such suites it is none.
-        (first(59), lambda problem, sample: problem < 50 or problem == 59, 1, 100, ((9, 1), True)),
-        (first(59), lambda problem, sample: problem < 50 or problem == 59, 12, 100, ((9, 1), False)),
-    ],
-)
-def test_the_best_is_marked_only_where_it_is_certainly_better(workspace, best, following, suites, problems, lead):
+ONE_AND_LATER = first(59), lambda problem, sample: problem < 50 or problem == 59
+CERTAINTIES = [  # best, following, number of suites and of problems, won and lost, whether a lead is clear
+    (scattered(70, 37), scattered(40, 53), 1, 100, None, True),
+    (scattered(52, 37), scattered(50, 53), 1, 100, None, False),
+    (scattered(50, 37), scattered(50, 53), 1, 100, None, False),
+    # Thirty problems won and none lost is a clear lead, though the two intervals overlap; whatever their order.
+    (first(165), lambda problem, sample: problem >= 165, 1, 300, (30, 0), True),
+    # Nine won and one lost (p = 0.01 to 0.05): alone that is a lead, among twelve such suites it is none.
+    (*ONE_AND_LATER, 1, 100, (9, 1), True),
+    (*ONE_AND_LATER, 12, 100, (9, 1), False),
+]
+
+
+@pytest.mark.parametrize(("best", "following", "suites", "problems", "counts", "is_clear"), CERTAINTIES)
+def test_the_best_is_marked_only_where_it_is_certainly_better(
+    workspace, best, following, suites, problems, counts, is_clear
+):
     uids, cells = [f"p{i}" for i in range(problems)], [(f"s{i}", "greedy") for i in range(suites)]
-    write_evaluation(workspace, "a", dict.fromkeys(cells, best), problems=uids)
-    write_evaluation(workspace, "b", dict.fromkeys(cells, following), problems=uids[::-1] if problems == 300 else uids)
-    write_evaluation(workspace, "c", dict.fromkeys(cells, first(1)), problems=uids)
+    for key, verdict in {"a": best, "b": following, "c": first(1)}.items():
+        ordered = uids[::-1] if key == "b" and problems == 300 else uids
+        write_evaluation(workspace, key, dict.fromkeys(cells, verdict), problems=ordered)
     (table,) = read_leaderboard(workspace).tables
-    found, is_clear = [each.comparison.paired for each in table.leads.values()], lead[1]
+    found = [each.comparison.paired for each in table.leads.values()]
     assert [each.comparison.is_significant for each in table.leads.values()] == [is_clear] * suites
-    assert lead[0] is None or {(paired.wins, paired.losses) for paired in found} == {lead[0]}
-    assert lead[0] is None or all(paired.is_clear for paired in found)
+    if counts is not None:
+        assert {(paired.wins, paired.losses) for paired in found} == {counts}
+        assert all(paired.is_clear for paired in found)
     assert sum("★" in cell.text for row in leaderboard_table(table).rows for cell in row) == (suites if is_clear else 0)
     if problems == 300:
         (column,) = table.columns
@@ -231,17 +232,16 @@ def test_the_command_prints_the_table_and_writes_the_page_which_trusts_no_name(w
     write_evaluation(workspace, "r", {(hostile, "greedy"): first(60)}, checkpoint="rl")
     write_run(workspace, "smoke-1", {"evaluate_base": "b", "evaluate_rl": "r"})
     assert main(["show", "--leaderboard", "--workspace", str(workspace.root)]) == 0
-    out = capsys.readouterr().out
+    out, page = capsys.readouterr().out, workspace.root / "leaderboard.html"
     assert re.search(r"RL step 6 +luffy +smoke-1 +60\.0 ★", out)
-    page = workspace.root / "leaderboard.html"
     assert out.splitlines()[-1] == f"leaderboard: {page}"
-    for text in (page.read_text(), html(leaderboard_page(read_leaderboard(workspace), hostile))):
+    board = read_leaderboard(workspace)
+    for text in (page.read_text(), html(leaderboard_page(board, hostile))):
         stands_alone(text)
         assert "★" in text and "&lt;script" in text
-    (table,) = read_leaderboard(workspace).tables
-    best = table.rows[0].model
+    (table,) = board.tables
+    best, ((column, lead),) = table.rows[0].model, table.leads.items()
     assert (best.experiment, best.method, best.checkpoint) == ("smoke", "luffy", "RL step 6")
-    ((column, lead),) = table.leads.items()
     assert (lead.next.model.text, lead.comparison.paired.difference.value) == ("smoke-1 · base", 0.5)
     assert lead.comparison.is_significant and table.rows[0].cells[column].evaluation == "r"
 

@@ -1,35 +1,28 @@
 """Saved responses graded again as if the other grader had been there from the start, and files of other systems."""
 
-import json
+from collections.abc import Callable
 from pathlib import Path
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from support.patience import PATIENCE_S
 from support.refusals import refused
-from synthetic.answered_stage import number_in
-from synthetic.arithmetic import ScriptedEngine, problems, tiny_tokenizer
-from synthetic.result_rows import result_row
+from synthetic.answered_stage import evaluating, number_in, stage_context, use, write_inputs
+from synthetic.arithmetic import problems
+from synthetic.loaded_source import write_rows
 
 import luffy
 from luffy.cli import main as command
-from luffy.config.evaluation import DecodingConfig, EvaluationConfig, SuiteConfig
+from luffy.config.evaluation import DecodingConfig, SuiteConfig
 from luffy.config.grading import GraderKind, GradingConfig, JudgeGrader, MathGrader, StrictMathGrader
 from luffy.data.parquet import write_prompts
 from luffy.errors import LostError
 from luffy.evaluation.regrading import read_problems, read_responses, regrade
-from luffy.evaluation.results import EvaluationResults, read_evaluation, write_results
-from luffy.evaluation.sample_files import write_sample_records
+from luffy.evaluation.results import EvaluationResults, read_evaluation
 from luffy.grading.pool import GraderPool
 from luffy.report.evaluation_page import write_summaries
-from luffy.stages.answers.asker import Asker, graded_records
-from luffy.stages.answers.clients import Questions, Suite, TokenModelClient, render_as_ids
-from luffy.stages.answers.store import AnswerStore
-from luffy.stages.evaluate import protocol_of
+from luffy.stages.evaluate import run
 
 STRICT, LENIENT = StrictMathGrader(), MathGrader(boxed="preferred")
-DECODINGS = {"greedy": DecodingConfig(temperature=0.0)}
 
 
 def answer(prompt: str, seed: int) -> str:
@@ -38,32 +31,30 @@ def answer(prompt: str, seed: int) -> str:
     return (f"\\boxed{{{right}}}", f"The answer is {right}", f"\\boxed{{{right}.0000000000001}}")[(right - 1) % 3]
 
 
-def evaluated(folder: Path, kind: GraderKind) -> Path:
-    """What the stage would have written with that grader."""
-    config = EvaluationConfig(decodings=DECODINGS, max_response_tokens=64, suites={"sums": SuiteConfig(grader=kind)})
-    tokenizer = tiny_tokenizer()
-    with GraderPool(1, PATIENCE_S) as pool:
-        client = TokenModelClient(ScriptedEngine(tokenizer, answer), tokenizer)
-        request = Questions.of_suite(Suite("sums", problems(9)), "greedy", config, render_as_ids(tokenizer), 7)
-        store = AnswerStore(folder.with_suffix(".jsonl"))
-        Asker(client, pool, 4).ask([request], store, lambda answers: None)
-    records = list(graded_records(request, store))
-    folder.mkdir()
-    write_sample_records(folder / "samples.jsonl.zst", records)
-    row = result_row(records, 0.95, protocol_of(config, "sums", "greedy"))
-    write_results(folder / "results.json", EvaluationResults(checkpoint="rl", confidence=0.95, rows=(row,)))
-    return folder
+@pytest.fixture
+def evaluated(tmp_path, monkeypatch) -> Callable[..., Path]:
+    """`evaluated(name, kind)`: what the stage writes with a grader of that kind."""
+    inputs = write_inputs(tmp_path)
+    use(monkeypatch, answer)
+
+    def by(name: str, kind: GraderKind) -> Path:
+        asked = {"decodings": {"greedy": DecodingConfig(temperature=0.0)}, "only": ("base",)}
+        settings = evaluating(**asked, suites={"base": SuiteConfig(grader=kind)}, max_response_tokens=32)
+        run(settings, stage_context("evaluate_sft", tmp_path / name, inputs))
+        return tmp_path / name
+
+    return by
 
 
 @pytest.mark.parametrize(("before", "after"), [(MathGrader(), LENIENT), (LENIENT, STRICT), (STRICT, MathGrader())])
-def test_the_result_is_that_of_an_evaluation_with_the_other_grader(tmp_path, before, after):
-    evaluation = read_evaluation(evaluated(tmp_path / "before", before))
+def test_the_result_is_that_of_an_evaluation_with_the_other_grader(tmp_path, evaluated, before, after):
+    evaluation = read_evaluation(evaluated("before", before))
     with GraderPool(1, PATIENCE_S) as pool:
-        regrade(tmp_path / "after", evaluation, ["sums"], {}, after, pool, write_summaries)
-    other = evaluated(tmp_path / "from_the_start", after)
+        regrade(tmp_path / "after", evaluation, ["base"], {}, after, pool, write_summaries)
+    other = evaluated("from_the_start", after)
     for name in ("samples.jsonl.zst", "results.json"):
         assert (tmp_path / "after" / name).read_bytes() == (other / name).read_bytes()
-    assert (tmp_path / "after" / "summary.md").read_text().startswith("# Evaluation of RL")
+    assert (tmp_path / "after" / "summary.md").read_text().startswith("# Evaluation of SFT")
 
 
 def test_the_questions_come_from_the_prepared_suites_and_from_the_validation_split_beside_them(tmp_path):
@@ -78,11 +69,11 @@ def test_the_questions_come_from_the_prepared_suites_and_from_the_validation_spl
         read_problems(suites, ["others"])
 
 
-def test_without_its_judge_nothing_is_written_and_what_is_no_evaluation_is_refused(tmp_path):
-    folder = evaluated(tmp_path / "before", MathGrader())
+def test_without_its_judge_nothing_is_written_and_what_is_no_evaluation_is_refused(tmp_path, evaluated):
+    folder = evaluated("before", MathGrader())
     judge = JudgeGrader(url="http://127.0.0.1:9/v1", model="m", retries=0)
-    with GraderPool(1, PATIENCE_S) as pool, pytest.raises(LostError, match="9 of 9 responses have no verdict"):
-        regrade(tmp_path / "after", read_evaluation(folder), ["sums"], {}, judge, pool, write_summaries)
+    with GraderPool(1, PATIENCE_S) as pool, pytest.raises(LostError, match="4 of 4 responses have no verdict"):
+        regrade(tmp_path / "after", read_evaluation(folder), ["base"], {}, judge, pool, write_summaries)
     assert not list((tmp_path / "after").iterdir())
     with refused("no finished evaluation", "results.json"):
         read_evaluation(tmp_path)
@@ -94,14 +85,6 @@ def test_without_its_judge_nothing_is_written_and_what_is_no_evaluation_is_refus
 # `luffy evaluate --responses`: files of other systems, graded into the workspace.
 
 THINK = "<|im_start|>assistant\n<think>\n"
-
-
-def write(path: Path, rows: list[dict]) -> Path:
-    if path.suffix == ".parquet":
-        pq.write_table(pa.Table.from_pylist(rows), path)
-    else:
-        path.write_text("\n".join(map(json.dumps, rows)))
-    return path
 
 
 def box(*answers: int) -> list[str]:
@@ -150,7 +133,7 @@ FILES = {
 @pytest.mark.parametrize("name", FILES)
 def test_a_file_of_another_system_is_graded(tmp_path: Path, name: str) -> None:
     rows, suite, num_problems, num_samples, accuracy = FILES[name]
-    results, _ = responses_graded(tmp_path, "--responses", str(write(tmp_path / name, rows)))
+    results, _ = responses_graded(tmp_path, "--responses", str(write_rows(tmp_path / name, *rows)))
     (row,) = results.rows
     assert (row.suite, row.num_problems, row.num_samples) == (suite, num_problems, num_samples)
     assert row.accuracy == pytest.approx(accuracy) and row.interval[0] <= accuracy <= row.interval[1]
@@ -162,7 +145,7 @@ def test_the_result_is_found_by_all_that_look_for_evaluations(tmp_path: Path, ca
         return [verl(n, n if n < right else -1, subject=f"s{n % 2}", source=f"suite/{n % 2}") for n in range(8)]
 
     for name, right in (("weak", 2), ("strong", 8)):
-        write(tmp_path / f"{name}.parquet", rows(right))
+        write_rows(tmp_path / f"{name}.parquet", *rows(right))
         results, directory = responses_graded(
             tmp_path, "--responses", str(tmp_path / f"{name}*.parquet"), "--model", f"org/{name}"
         )
@@ -187,7 +170,7 @@ def test_the_result_is_found_by_all_that_look_for_evaluations(tmp_path: Path, ca
 
 
 def test_an_experiment_says_how_to_grade(tmp_path: Path) -> None:
-    file = write(tmp_path / "d.jsonl", [{"problem": "1?", "answer": "1", "response": "The answer is 1."}])
+    file = write_rows(tmp_path / "d.jsonl", {"problem": "1?", "answer": "1", "response": "The answer is 1."})
     results, _ = responses_graded(tmp_path, "--responses", str(file))
     assert [row.accuracy for row in results.rows] == [0.0]
     own = "grading.kind={kind: math, boxed: preferred}"
@@ -210,7 +193,7 @@ def test_an_experiment_says_how_to_grade(tmp_path: Path) -> None:
     ],
 )
 def test_a_bad_row_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture, rows: list[dict], message: str) -> None:
-    file = write(tmp_path / "d.jsonl", rows)
+    file = write_rows(tmp_path / "d.jsonl", *rows)
     assert command.main(["evaluate", "--responses", str(file), "--workspace", str(tmp_path / "ws")]) == 2
     error = capsys.readouterr().err
     assert f"{file}" in error and message in " ".join(error.split()) and not (tmp_path / "ws/runs").exists()
@@ -239,6 +222,6 @@ def test_what_verls_trainer_dumps_is_read_prompts_that_its_template_has_written_
         for n in range(2)
         for said in box(1, 2)
     ]
-    problems = read_responses([write(tmp_path / "10.jsonl", rows)], GradingConfig())
+    problems = read_responses([write_rows(tmp_path / "10.jsonl", *rows)], GradingConfig())
     assert [(problem.prompt.ground_truth, problem.is_rendered) for problem in problems] == [("1", True), ("2", True)]
     assert all(problem.responses == box(1, 2) for problem in problems)

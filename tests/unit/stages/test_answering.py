@@ -10,7 +10,7 @@ import json
 import shutil
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -41,7 +41,7 @@ from luffy.config.model import EndpointModel, ModelConfig
 from luffy.config.settings import BaseSettings, StageSettings, SweepSettings
 from luffy.data.parquet import write_prompts
 from luffy.errors import ClusterError, ConfigError, DataError, LostError
-from luffy.evaluation.sample_files import SAMPLES_FILE, read_samples_of
+from luffy.evaluation.sample_files import SAMPLES_FILE, read_samples_of, write_sample_records
 from luffy.grading.request import Grade
 from luffy.pipeline.reuse import COMPLETE_FILE
 from luffy.rollout.transformers_engine import TransformersEngine
@@ -286,6 +286,21 @@ MATH, EXACT = GradingConfig(kind=MathGrader(boxed="preferred")), SuiteConfig(gra
 WARM = {"warm": DecodingConfig(temperature=0.5), **evaluating().evaluation.decodings}
 
 
+@pytest.fixture
+def again(tmp_path, inputs, whole) -> Callable[..., Attempt]:
+    """Attempts a stage in the workspace of a finished one, and checks that it ends as one by itself."""
+
+    def attempted(name: str, given: dict[str, Path] = inputs, **changes: object) -> Attempt:
+        if not (first := tmp_path / "workspace" / "first").exists():
+            shutil.copytree(whole(name)[0], first)
+        found = attempt(name, first.with_name("second"), given, **changes)
+        attempt(name, tmp_path / "fresh" / "second", given, **changes)
+        assert are_equal(name, first.with_name("second"), tmp_path / "fresh" / "second")
+        return found
+
+    return attempted
+
+
 @pytest.mark.parametrize(
     ("name", "changes", "asked"),
     [
@@ -308,51 +323,32 @@ WARM = {"warm": DecodingConfig(temperature=0.5), **evaluating().evaluation.decod
         ("sample, taught, served", {"num_samples": 1}, 0),
     ],
 )
-def test_what_would_be_drawn_as_before_is_only_graded(tmp_path, inputs, whole, name, changes, asked):
-    workspace = tmp_path / "workspace"
-    shutil.copytree(whole(name)[0], workspace / "first")
-    assert len(attempt(name, workspace / "second", inputs, **changes).asked) == asked
-    attempt(name, tmp_path / "fresh" / "second", inputs, **changes)
-    assert are_equal(name, workspace / "second", tmp_path / "fresh" / "second")
+def test_what_would_be_drawn_as_before_is_only_graded(tmp_path, again, name, changes, asked):
+    assert len(again(name, **changes).asked) == asked
     if name == "evaluate":
-        last = progress_of(workspace / "second")
+        last = progress_of(tmp_path / "workspace" / "second")
         assert last.step == last.total
-        first, second = (contents(workspace / which, OUTPUTS) for which in ("first", "second"))
+        first, second = (contents(tmp_path / "workspace" / which, OUTPUTS) for which in ("first", "second"))
         assert asked or first["results.json"] != second["results.json"]
         assert (first["responses.json"] == second["responses.json"]) == (asked == 0), "hashes say nothing of grading"
         assert len({line["digest"] for line in json.loads(first["responses.json"])}) == 4
 
 
-@pytest.fixture
-def workspace(tmp_path, whole) -> Path:
-    """One that has a finished evaluation, `first`."""
-    shutil.copytree(whole("evaluate")[0], tmp_path / "workspace" / "first")
-    return tmp_path / "workspace"
-
-
 @pytest.mark.parametrize(("suite", "count", "asked"), [("more", 4, 12), ("base", 5, 15), (None, 0, 24)])
-def test_other_problems_are_drawn_alone_and_another_model_anew(tmp_path, inputs, workspace, suite, count, asked):
+def test_other_problems_are_drawn_alone_and_another_model_anew(tmp_path, inputs, again, suite, count, asked):
     own = {name: shutil.copytree(folder, tmp_path / name) for name, folder in inputs.items()}
     if suite is None:
         write_wide_model(own["model"] / "model", seed=1)
         write_finished(own["model"], "sft", "sft", "sft", ("model",))
     else:
         write_prompts(own["data"] / "suites" / f"{suite}.parquet", problems(count))
-    assert len(attempt("evaluate", workspace / "second", own).asked) == asked
-    attempt("evaluate", tmp_path / "fresh" / "second", own)
-    assert are_equal("evaluate", workspace / "second", tmp_path / "fresh" / "second")
+    assert len(again("evaluate", own).asked) == asked
 
 
 def test_pass_rates_of_other_data_or_of_a_discarded_stage_are_no_answers(tmp_path, inputs, few, whole):
     shutil.copytree(whole("difficulty")[0], tmp_path / ".trash-first")
     assert len(attempt("difficulty", tmp_path / "second", inputs).asked) == 24
     assert len(attempt("difficulty", tmp_path / "third", few).asked) == 8
-
-
-def test_other_code_that_asks_draws_anew(inputs, workspace, monkeypatch):
-    known = evaluate.code_of
-    monkeypatch.setattr(evaluate, "code_of", lambda kind, rooms: {**known(kind, rooms), "rollout": "edited"})
-    assert len(attempt("evaluate", workspace / "second", inputs).asked) == 24
 
 
 def break_off(path: Path) -> None:
@@ -365,27 +361,44 @@ def other_responses(path: Path) -> None:
     write_finished(path.parent, "evaluate", "it", path.parent.name, OUTPUTS)
 
 
+def another_seed(path: Path) -> None:
+    """In the last response to the first suite, after some that are counted."""
+    records = list(read_samples_of(path.parent))
+    write_sample_records(path, [*records[:3], replace(records[3], seed=1), *records[4:]])
+    write_finished(path.parent, "evaluate", "it", path.parent.name, OUTPUTS)
+
+
 def discard(path: Path) -> None:
     """As a deletion that was interrupted leaves it."""
     path.parent.rename(path.parent.with_name(f".trash-{path.parent.name}"))
 
 
-@pytest.mark.parametrize("damage", [Path.unlink, break_off, other_responses, discard])
-def test_an_evaluation_that_does_not_count_is_not_taken_from(inputs, whole, workspace, damage):
-    attempt("evaluate", workspace / "eighth", inputs, seed=8)
-    damage(workspace / "first" / SAMPLES_FILE)
-    assert len(attempt("evaluate", workspace / "second", inputs).asked) == 24
-    assert are_equal("evaluate", workspace / "second", whole("evaluate")[0])
+@pytest.mark.parametrize("damage", [Path.unlink, break_off, other_responses, another_seed, discard, None])
+def test_an_evaluation_that_does_not_count_or_is_of_other_code_is_not_taken_from(
+    tmp_path, inputs, whole, monkeypatch, damage
+):
+    monkeypatch.setattr(evaluate, "_REGRADING_BATCH", 1)
+    first, known = tmp_path / "first", evaluate.code_of
+    shutil.copytree(whole("evaluate")[0], first)
+    attempt("evaluate", tmp_path / "eighth", inputs, seed=8)
+    if damage is None:
+        monkeypatch.setattr(evaluate, "code_of", lambda kind, rooms: {**known(kind, rooms), "rollout": "edited"})
+    else:
+        damage(first / SAMPLES_FILE)
+    second = attempt("evaluate", tmp_path / "second", inputs)
+    assert (len(second.asked), second.result.resumed_from) == (24, 0)
+    assert damage is None or are_equal("evaluate", tmp_path / "second", whole("evaluate")[0])
 
 
-def test_what_an_evaluation_has_begun_itself_is_kept_and_the_rest_adopted(inputs, workspace):
-    own = workspace / "second"
-    own.mkdir()
-    answer = ModelAnswer("it is 5", 4, FinishReason.STOP, grade=Grade(Outcome.WRONG, "5"), grader="math")
-    store = AnswerStore(own / "answers.jsonl")
-    store.add([(sample_key("longer", "greedy", "p0", 0), answer)])
-    store.close()
-    assert attempt("evaluate", own, inputs, confidence=0.8).asked == []
-    first, *others = read_samples_of(own)
-    assert (first.uid, first.response) == ("p0", "it is 5")
+def test_what_an_evaluation_has_begun_itself_is_kept_and_the_rest_adopted(tmp_path, again):
+    own = tmp_path / "workspace" / "second"
+    for folder in (own, tmp_path / "fresh" / "second"):
+        folder.mkdir(parents=True)
+        answer = ModelAnswer("it is 5", 4, FinishReason.STOP, grade=Grade(Outcome.WRONG, "5"), grader="math")
+        store = AnswerStore(folder / "answers.jsonl")
+        store.add([(sample_key("longer", "greedy", "p0", 0), answer)])
+        store.close()
+    assert again("evaluate", confidence=0.8).asked == []
+    mine, *others = read_samples_of(own)
+    assert (mine.uid, mine.response) == ("p0", "it is 5")
     assert [each.response for each in others] == [each.response for each in read_samples_of(own.parent / "first")][1:]

@@ -1,7 +1,11 @@
-"""The loop of every stage that asks: what a record says, what runs at once, and what is kept when a part fails."""
+"""The loop of every stage that asks: what a record says, what runs at once, what is kept when a part fails; and its
+answers on disk: what a kill leaves of them, and what other stages take over."""
 
+import errno
+import shutil
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,10 +27,11 @@ from luffy.evaluation.sample_files import SampleRecord
 from luffy.grading.pool import GraderPool
 from luffy.grading.request import Grade, GradeRequest
 from luffy.rollout.engine import Completion, RolloutRequest, SamplingParams
+from luffy.stages.answers import store as module
 from luffy.stages.answers.asker import Asker, ResponseProgress, graded_records
 from luffy.stages.answers.clients import ModelClient, Questions, Suite, TokenModelClient, check_suite, render_as_ids
 from luffy.stages.answers.store import AnswerStore, ModelAnswer
-from luffy.types import FinishReason, Outcome
+from luffy.types import FinishReason, Message, Outcome
 
 TOKENIZER = tiny_tokenizer()
 CONFIG = EvaluationConfig(
@@ -157,21 +162,29 @@ def test_a_batch_is_graded_while_the_next_one_is_generated(bench):
     assert [record.uid for record in records] == [f"p{i}" for i in range(12)]
 
 
-class Failing(ScriptedEngine):
-    """A server that is gone after two calls."""
+class Within(ScriptedEngine):
+    """Answers each call in a context."""
 
-    calls = 2
+    def __init__(self, context: Callable[[], AbstractContextManager[None]]) -> None:
+        super().__init__(TOKENIZER, by_seed)
+        self._context = context
 
     def generate(self, requests: Sequence[RolloutRequest], params: SamplingParams) -> list[Completion]:
-        if not self.calls:
-            raise ClusterError("http://host:8000: no answer")
-        self.calls -= 1
-        return super().generate(requests, params)
+        with self._context():
+            return super().generate(requests, params)
 
 
 @pytest.mark.parametrize("calls_at_once", [1, 2])
 def test_what_was_generated_before_the_engine_failed_is_kept_and_not_asked_for_again(bench, calls_at_once):
-    failing = TokenModelClient(Failing(TOKENIZER, by_seed), TOKENIZER)
+    answered = iter(range(2))
+
+    @contextmanager
+    def two_calls() -> Iterator[None]:
+        if next(answered, None) is None:
+            raise ClusterError("http://host:8000: no answer")
+        yield
+
+    failing = TokenModelClient(Within(two_calls), TOKENIZER)
     with pytest.raises(ClusterError, match="no answer"):
         bench.ask(failing, SUMS, decoding="sampled", batch_size=5, calls_at_once=calls_at_once)
     # Of two calls at once, the third may overtake the second, which then is the one that fails.
@@ -204,37 +217,25 @@ def test_failures_of_the_environment_are_crashes_and_counted_over_the_suite_and_
     assert [(record.correct, record.has_failed) for record in crashed] == [(False, True)] * 3
 
 
-class Together(ScriptedEngine):
-    """Answers no call before `number` of them have come, and counts those that run at a time."""
-
-    def __init__(self, number: int) -> None:
-        super().__init__(TOKENIZER, by_seed)
-        self._barrier = threading.Barrier(number)
-        self._running = 0
-        self._counting = threading.Lock()
-        self.most = 0
-
-    def generate(self, requests: Sequence[RolloutRequest], params: SamplingParams) -> list[Completion]:
-        with self._counting:
-            self._running += 1
-            self.most = max(self.most, self._running)
-        self._barrier.wait(PATIENCE_S)
-        with self._counting:
-            completions = super().generate(requests, params)
-            self._running -= 1
-        return completions
-
-
 def test_calls_of_several_suites_run_at_once_and_their_results_come_in_order(tmp_path, grader):
-    """The first three calls are those of three suites: none is answered before all have come."""
+    """The first three calls are those of three suites: none is answered before all have come, and no fourth comes."""
+    together, free, one_at_a_time = threading.Barrier(3), threading.Semaphore(3), threading.Lock()
+
+    @contextmanager
+    def three_at_once() -> Iterator[None]:
+        assert free.acquire(blocking=False)
+        together.wait(PATIENCE_S)
+        with one_at_a_time:
+            yield
+            free.release()
+
     suites = [Suite(name, problems(number)) for name, number in (("a", 1), ("b", 1), ("c", 1), ("d", 8))]
     found = []
-    for engine, calls in ((ScriptedEngine(TOKENIZER, by_seed), 1), (Together(3), 3)):
+    for engine, calls in ((ScriptedEngine(TOKENIZER, by_seed), 1), (Within(three_at_once), 3)):
         (tmp_path / str(calls)).mkdir()
         bench, client = Bench(tmp_path / str(calls), grader), TokenModelClient(engine, TOKENIZER)
         records = bench.ask(client, *suites, decoding="sampled", calls_at_once=calls)
         found.append((records, bench.batches, (tmp_path / str(calls) / "answers.jsonl").read_bytes()))
-    assert engine.most == 3
     assert found[0] == found[1]
     assert [{record.suite for record in cell} for cell in found[1][0]] == [{"a"}, {"b"}, {"c"}, {"d"}]
     assert found[1][1] == [3, 3, 3, 4, 4, 4, 4, 4, 4]
@@ -279,3 +280,132 @@ def test_progress_counts_responses_while_their_call_runs_and_each_once(tmp_path:
     assert [step for step, _ in told] == [4, 7, 12, 12, 20, 20]
     assert progress.tokens == 32 and all(metrics["tokens_per_s"] > 0 for _, metrics in told)
     assert "reward" not in told[2][1] and "reward" in told[3][1]
+
+
+# Answers on disk.
+
+GRADE = Grade(Outcome.WRONG, "1/3", "other value")
+EPISODE = ModelAnswer(
+    "guess\u2028 3", 4, FinishReason.TURNS, "", (Message("assistant", "3"), Message("tool", "higher")), {"turns": 1.0},
+    (-0.1, -1e-300), 7, "a fault", GRADE, "math",
+)  # fmt: skip
+
+
+def answer(text: str, reason: FinishReason = FinishReason.STOP) -> ModelAnswer:
+    return ModelAnswer(text, len(text), reason, prompt_tokens=3)
+
+
+def stored(path: Path, *batches: dict[str, ModelAnswer], author: str = "") -> bytes:
+    store = AnswerStore(path)
+    for batch in batches:
+        store.add(batch.items(), author)
+    store.close()
+    return path.read_bytes()
+
+
+@pytest.fixture
+def path(tmp_path) -> Path:
+    return tmp_path / "answers.jsonl"
+
+
+def test_a_kill_at_any_byte_leaves_whole_batches_and_the_rest_is_added_as_before(path):
+    batches = [
+        {"k1": answer("one\n\n\u2028"), "k2": EPISODE},
+        {"k3": answer("zwölf"), "k4": answer("", FinishReason.FAILED)},
+        {"k5": ModelAnswer(None, 4, FinishReason.LENGTH, grade=GRADE, grader="math")},
+    ]
+    ends = [len(stored(path, batch)) for batch in batches]
+    whole = path.read_bytes()
+    for cut in range(len(whole) + 1):
+        path.write_bytes(whole[:cut])
+        store = AnswerStore(path)
+        kept = sum(end <= cut for end in ends)
+        assert (store.num_resumed, len(store)) == (sum(map(len, batches[:kept])),) * 2
+        for batch in batches[kept:]:
+            assert not any(key in store for key in batch)
+            store.add(batch.items())
+        assert {key: store[key] for batch in batches for key in batch} == {k: v for b in batches for k, v in b.items()}
+        store.close()
+        assert path.read_bytes() == whole
+
+
+@pytest.mark.parametrize(
+    "torn",
+    [
+        *(b'{"uid": 3}\n', b"5\n", b'"abc"\n', b"[]\n", b"\0\0\0\n", b'{"key": "k2", "num_tokens": 3}\n\n'),
+        b'{"key": "k2", "author": null, "text": "a", "num_tokens": "3", "end": "stop"}\n',
+        b'{"key": "k2", "author": null, "text": 5, "num_tokens": 3, "end": "stop"}\n',
+    ],
+)
+def test_a_line_that_is_no_answer_and_all_after_it_are_dropped(path, torn):
+    whole = stored(path, {"k1": answer("one")})
+    path.write_bytes(whole + torn + whole.replace(b"k1", b"k3"))
+    store = AnswerStore(path)
+    assert ("k1" in store, len(store)) == (True, 1)
+    assert path.read_bytes() == whole
+
+
+def test_a_batch_that_fails_leaves_those_before_and_after(path, monkeypatch):
+    """By its iterator, or by a disk that becomes full."""
+
+    def failing() -> Iterator[tuple[str, ModelAnswer]]:
+        yield "k2", EPISODE
+        raise DataError("another problem")
+
+    def half(file: object, data: bytes) -> None:
+        write(file, data[: len(data) // 2])
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    write = module._write
+    whole = stored(path, {"k1": answer("one")})
+    store = AnswerStore(path)
+    with pytest.raises(DataError):
+        store.add(failing())
+    with monkeypatch.context() as full, pytest.raises(OSError, match="No space"):
+        full.setattr(module, "_write", half)
+        store.add([("k2", answer("two"))])
+    assert path.read_bytes() == whole
+    store.add([("k3", answer("three"))])
+    assert (store["k1"].text, store["k3"].text, "k2" in store) == ("one", "three", False)
+    assert len(AnswerStore(path)) == 2
+
+
+def test_answers_of_other_stages_are_adopted_and_those_that_did_not_come_are_not(tmp_path, path):
+    other = tmp_path / "other.jsonl"
+    failed, refused = answer("", FinishReason.FAILED), answer("", FinishReason.REFUSED)
+    graded = ModelAnswer("", 0, FinishReason.ENVIRONMENT_ERROR, grade=GRADE, grader="math")
+    stored(other, {"k1": answer("one"), "k2": failed, "k3": refused, "k4": graded, "k5": answer("not wanted")})
+    store = AnswerStore(path, [tmp_path / "missing.jsonl", other])
+    assert not store.has_answered("a")
+    assert store.adopt(["k0", "k1", "k2", "k3", "k4"]) == [other]
+    assert (store["k1"], store["k4"], len(store)) == (answer("one"), graded, 2)
+    assert (store.num_adopted, store.num_resumed, store.adopt(["k1"])) == (2, 0, [])
+    assert path.read_bytes().count(b"\n\n") == 1, "one commit, and so one fsync"
+
+
+def test_who_has_answered_is_known_and_what_earlier_versions_wrote_is_read(path):
+    stored(path, {"k1": answer("\ud800!")}, author="a")
+    stored(path, {"k2": answer("", FinishReason.FAILED)}, author="b")
+    store = AnswerStore(path)
+    assert [store.has_answered(author) for author in "abc"] == [True, False, False]
+    assert store["k1"].text == "?!"  # a lone surrogate
+    path.unlink()
+    line = stored(path, {"k": EPISODE})
+    path.write_bytes(line.replace(b'"grade":', b'"second": ["no_answer", null, ""], "grade":'))
+    assert AnswerStore(path)["k"] == EPISODE, "graded twice, it has its first grade"
+
+
+def stale(descriptor: int, num_bytes: int, offset: int) -> bytes:
+    """As NFS answers after another machine has deleted the file."""
+    raise OSError(errno.ESTALE, "Stale file handle")
+
+
+def test_answers_of_a_stage_that_is_deleted_meanwhile_are_used_while_they_can_be_read(tmp_path, path, monkeypatch):
+    other = tmp_path / "other" / "answers.jsonl"
+    other.parent.mkdir()
+    stored(other, {"k1": answer("one"), "k2": answer("two")})
+    store = AnswerStore(path, [other, tmp_path / "deleted" / "answers.jsonl"])
+    shutil.rmtree(other.parent)
+    assert store.get("k2") == answer("two")
+    monkeypatch.setattr(module.os, "pread", stale)
+    assert (store.get("k1"), store.num_adopted) == (None, 1)

@@ -14,15 +14,7 @@ from pathlib import Path
 
 import pytest
 from support.refusals import refused
-from synthetic.answered_stage import (
-    contents,
-    evaluating,
-    messages_of,
-    progress_of,
-    stage_context,
-    use,
-    write_inputs,
-)
+from synthetic.answered_stage import contents, evaluating, messages_of, progress_of, stage_context, use, write_inputs
 from synthetic.arithmetic import problems
 from synthetic.endpoint import CHAT, TEXT, Endpoint, Reply, completion, refusal
 from synthetic.interrupted import answers_stay, killed_before
@@ -39,7 +31,6 @@ from luffy.evaluation.sample_files import SampleRecord, read_samples_of
 from luffy.pipeline.manifest import read_manifest
 from luffy.pipeline.reuse import COMPLETE_FILE
 from luffy.rollout.engine import Completion, RolloutRequest, SamplingParams
-from luffy.rollout.transformers_engine import TransformersEngine
 from luffy.rollout.vllm_engine import VLLMEngine
 from luffy.stages import base, sweep
 from luffy.stages.answers.store import AnswerStore
@@ -54,12 +45,7 @@ def inputs(tmp_path) -> dict[str, Path]:
     return write_inputs(tmp_path)
 
 
-def context_in(out: Path, inputs: dict[str, Path]):
-    return stage_context("evaluate_sft", out, inputs, 3)
-
-
-def solve(prompt: str, seed: int) -> str:
-    return "\\boxed{1}"
+context_in = partial(stage_context, "evaluate_sft", batch=3)
 
 
 def rows_in(out: Path) -> dict[tuple[str, str], ResultRow]:
@@ -67,7 +53,7 @@ def rows_in(out: Path) -> dict[tuple[str, str], ResultRow]:
 
 
 def test_rows_follow_the_configuration_and_samples_follow_the_rows(tmp_path, inputs, monkeypatch):
-    use(monkeypatch, solve)
+    use(monkeypatch, lambda prompt, seed: "\\boxed{1}")
     result = run(evaluating(), context_in(tmp_path / "out", inputs))
     cells = [("longer", "greedy"), ("base", "greedy"), ("longer", "hot/1"), ("base", "hot/1")]
     assert {cell: row.accuracy for cell, row in rows_in(tmp_path / "out").items()} == dict.fromkeys(cells, 0.25)
@@ -105,9 +91,6 @@ def test_rows_follow_the_configuration_and_samples_follow_the_rows(tmp_path, inp
 def test_what_cannot_be_evaluated_is_refused(tmp_path, inputs):
     with refused("validation", "base, longer"):
         run(evaluating(only=("validation",)), context_in(tmp_path / "out", inputs))
-    execution = ExecutionConfig.model_validate({"vllm": {"tensor_parallel_size": 3}})
-    with refused("3 does not divide the 2 attention heads"):
-        run(evaluating(engine="vllm"), stage_context("evaluate_sft", tmp_path / "out", inputs, execution=execution))
     for path in (inputs["data"] / "suites").iterdir():
         path.unlink()
     with refused("data.suites"):
@@ -115,17 +98,17 @@ def test_what_cannot_be_evaluated_is_refused(tmp_path, inputs):
 
 
 def test_a_kill_between_any_two_steps_of_the_end_loses_nothing_and_leaves_no_answers(tmp_path, inputs, monkeypatch):
-    use(monkeypatch, solve)
+    use(monkeypatch, lambda prompt, seed: "\\boxed{1}")
     with answers_stay():
         run(evaluating(), context_in(tmp_path / "done", inputs))
-    engine, write = use(monkeypatch, solve), ModelEvaluation.write
-    killed, step = [True], 0
+    engine, write, step, is_killed = use(monkeypatch, lambda prompt, seed: ""), ModelEvaluation.write, 0, True
 
     def written(evaluation: ModelEvaluation, checkpoint: str) -> object:
-        killed[0] = killed_before(step, partial(write, evaluation, checkpoint))
+        nonlocal is_killed
+        is_killed = killed_before(step, partial(write, evaluation, checkpoint))
         raise KeyboardInterrupt
 
-    while killed[0]:
+    while is_killed:
         context = context_in(tmp_path / f"killed-{step}", inputs)  # as it is before the samples are written
         shutil.copy(tmp_path / "done" / "answers.jsonl", context.out)
         with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
@@ -140,18 +123,17 @@ def test_a_kill_between_any_two_steps_of_the_end_loses_nothing_and_leaves_no_ans
 
 
 KILLED_AT_ITS_FOURTH_BATCH = """
-import os, signal, sys
+import itertools, os, signal, sys
 from luffy.rollout.transformers_engine import TransformersEngine
 from luffy.stages import evaluate, program
 
-generate, calls = TransformersEngine.generate, []
+generate, calls = TransformersEngine.generate, itertools.count(1)
 
 
-def killed(self, requests, params):
-    calls.append(requests)
-    if len(calls) == 4:
+def killed(*asked):
+    if next(calls) == 4:
         os.kill(os.getpid(), signal.SIGKILL)
-    return generate(self, requests, params)
+    return generate(*asked)
 
 
 TransformersEngine.generate = killed
@@ -179,20 +161,19 @@ def test_a_killed_process_costs_one_batch_and_the_result_is_the_same_bytes(tmp_p
 def test_top_p_and_stop_texts_mean_the_same_to_both_engines(tmp_path, inputs, monkeypatch):
     """Greedy rows are equal to the token; the sampled ones end at the stop texts with either engine."""
     drawn: list[Completion] = []
+    generate = VLLMEngine.generate
 
     def noted(engine: VLLMEngine, requests: Sequence[RolloutRequest], params: SamplingParams) -> list[Completion]:
         completions = generate(engine, requests, params)
         drawn.extend(completions if params.stop else [])
         return completions
 
-    generate = VLLMEngine.generate
     monkeypatch.setattr(VLLMEngine, "generate", noted)
     decodings = {**GREEDY, "hot": DecodingConfig(temperature=1.0, top_p=0.6, num_samples=16)}
     suites = {"longer": SuiteConfig(stop=("1", "ed")), "base": SuiteConfig(template="none")}
     records = {}
     for name in ("transformers", "vllm"):
-        settings = evaluating(engine=name, decodings=decodings, suites=suites)
-        run(settings, context_in(tmp_path / name, inputs))
+        run(evaluating(engine=name, decodings=decodings, suites=suites), context_in(tmp_path / name, inputs))
         records[name] = list(read_samples_of(tmp_path / name))
     greedy = [[record for record in rows if record.decoding == "greedy"] for rows in records.values()]
     assert greedy[0] == greedy[1]
@@ -200,9 +181,7 @@ def test_top_p_and_stop_texts_mean_the_same_to_both_engines(tmp_path, inputs, mo
     # vLLM itself has ended them: nothing was drawn that had to be cut off.
     assert sum(len(one.token_ids) for one in drawn) == sum(row.num_tokens for row in longer["vllm"])
     for rows in longer.values():
-        stopped = [row for row in rows if row.response.endswith(("1", "ed"))]
-        assert stopped
-        assert {row.finish_reason for row in stopped} == {"stop"}
+        assert {row.finish_reason for row in rows if row.response.endswith(("1", "ed"))} == {"stop"}
         assert all("1" not in row.response[:-1] for row in rows)
     lengths = [sum(row.num_tokens for row in rows if row.decoding == "hot") for rows in longer.values()]
     assert lengths[0] == pytest.approx(lengths[1], rel=0.5)
@@ -227,33 +206,18 @@ def sweep_in(out: Path, inputs: dict[str, Path], *steps: int):
     return sweep.run(SweepSettings(protocol=evaluating(), steps=steps), stage_context("sweep", out, inputs, 3))
 
 
-def test_each_step_is_what_its_model_gets_alone_and_one_engine_serves_all(tmp_path, rl_inputs, monkeypatch):
-    opened: list[Path] = []
-    start, out = TransformersEngine.from_folder, tmp_path / "out"
-    monkeypatch.setattr(
-        TransformersEngine, "from_folder", lambda folder, *rest: opened.append(folder) or start(folder, *rest)
-    )
+def test_a_step_is_what_its_model_gets_alone_and_a_killed_sweep_needs_no_checkpoint_of_one_that_is_done(
+    tmp_path, rl_inputs
+):
+    """`test_evaluate_command` has a sweep by one engine, its page, and a last step that is the run's model."""
+    out, alone = tmp_path / "out", tmp_path / "alone"
     result = sweep_in(out, rl_inputs, *STEPS)
-    assert opened == [rl_inputs["model"] / "model"]
-    found = {step: (out / f"step_{step:06d}" / "samples.jsonl.zst").read_bytes() for step in STEPS}
-    assert found[20] != found[40]
-    for step in STEPS:
-        model = tmp_path / f"alone-{step}"
-        shutil.copytree(rl_inputs["model"] / "checkpoints" / f"step_{step:06d}", model / "model")
-        run(evaluating(), context_in(tmp_path / f"out-{step}", {**rl_inputs, "model": model}))
-        assert found[step] == (tmp_path / f"out-{step}" / "samples.jsonl.zst").read_bytes()
-    assert read_results(out / "step_000040" / "results.json").checkpoint == "step 40"
     assert f"accuracy/hot/1/base/{STEPS[0]}" in result.metrics and len(result.metrics) == 8
-    html = (out / "curve.html").read_text()
-    assert "step 20 → 40" in html and not any(mark in html for mark in ("<script", "<link", "@import"))
-    assert "| step 20 → 40 |" in (out / "summary.md").read_text()
-    assert not (out / "swap").exists()
-
-
-def test_a_killed_sweep_needs_no_checkpoint_of_a_step_that_is_done(tmp_path, rl_inputs):
-    out = tmp_path / "out"
-    sweep_in(out, rl_inputs, *STEPS)
-    before = contents(out / "step_000040", OUTPUTS)
+    assert "| step 20 → 40 |" in (out / "summary.md").read_text() and not (out / "swap").exists()
+    before, name = contents(out / "step_000040", OUTPUTS), "samples.jsonl.zst"
+    shutil.copytree(rl_inputs["model"] / "checkpoints" / "step_000040", alone / "model")
+    run(evaluating(), context_in(tmp_path / "apart" / "out", {**rl_inputs, "model": alone}))
+    assert (tmp_path / "apart" / "out" / name).read_bytes() == before[name] != (out / "step_000020" / name).read_bytes()
     shutil.rmtree(out / "step_000040")
     (out / "swap").mkdir()
     shutil.rmtree(rl_inputs["model"] / "checkpoints" / "step_000020")

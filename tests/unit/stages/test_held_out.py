@@ -43,24 +43,21 @@ def row_of(suite, *verdicts):
     return result_row([sample_record(suite, f"p{i}", right) for i, right in enumerate(verdicts)], 0.95)
 
 
-def test_a_measurement_that_a_kill_interrupted_while_it_tidied_up_leaves_no_answers(tmp_path):
-    rows = (row_of("a/b", True),)
+def test_the_mean_is_over_suites_of_any_size_and_a_kill_while_a_measurement_tidied_up_leaves_no_answers(tmp_path):
+    rows = row_of("small", *[True] * 2), row_of("large/b", *[False] * 6)
+    metrics = validation_metrics(rows, version=7)
+    expected = {
+        "val/accuracy": 0.5, "val/weight_version": 7, "val/small/accuracy": 1.0, "val/large/b/accuracy": 0.0,
+        "val/small/num_problems": 2, "val/large/b/num_problems": 6,
+    }  # fmt: skip
+    assert {name: metrics[name] for name in expected} == expected
+    assert 0 < metrics["val/small/accuracy_low"] < metrics["val/small/accuracy_high"] == 1
     write_results(tmp_path / "step_000003.json", EvaluationResults(checkpoint="step 3", confidence=0.95, rows=rows))
     answers = tmp_path / "step_000003.answers.jsonl"
     answers.write_bytes(b"")
     asker = None  # not needed: everything is measured
     assert measure_suites(asker, [], 0.95, tmp_path, 3) == rows
     assert not answers.exists()
-
-
-def test_the_mean_is_over_suites_of_any_size():
-    metrics = validation_metrics([row_of("small", *[True] * 2), row_of("large", *[False] * 6)], version=7)
-    expected = {
-        "val/accuracy": 0.5, "val/weight_version": 7, "val/small/accuracy": 1.0, "val/large/accuracy": 0.0,
-        "val/small/num_problems": 2, "val/large/num_problems": 6,
-    }  # fmt: skip
-    assert {name: metrics[name] for name in expected} == expected
-    assert 0 < metrics["val/small/accuracy_low"] < metrics["val/small/accuracy_high"] == 1
 
 
 class Training:

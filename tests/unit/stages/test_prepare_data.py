@@ -5,13 +5,13 @@ import json
 import logging
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from support.installed import DATASETS, needs_datasets
 from support.refusals import refused
-from synthetic.endpoint import CHAT, Endpoint, completion
+from synthetic.endpoint import CHAT, Reply, completion
 from synthetic.preparation import prepare as prepared
 from synthetic.preparation import row, sources_of, written
 
@@ -62,23 +62,19 @@ def texts(out: Path, name: str = "train") -> dict[str, list[str]]:
     return {prompt.messages[-1].content: [trace.text for trace in prompt.traces] for prompt in prompts_in(out, name)}
 
 
-@pytest.fixture(scope="module")
-def made(tmp_path_factory):
-    """The outputs of SMALL. Not to be changed."""
-    out = tmp_path_factory.mktemp("made")
-    result = prepared(out, **SMALL)
-    assert result.metrics["rows/train"] == 30
-    assert all((out / output).exists() for output in result.outputs)
-    assert set(result.outputs) == {
-        "train.parquet", "sft.parquet", "rl_complement.parquet", "corpus.parquet", "suites/retention.parquet",
-        "tokenizer", "card.json", "card.md", "quarantine.jsonl",
-    }  # fmt: skip
-    return out
+@pytest.fixture
+def train(tmp_path) -> Callable[..., dict]:
+    """`train(rows, **settings)`: what the card says of these training rows, prepared in the folder `out`."""
+    return lambda rows, **more: prepare(tmp_path / "out", train=written(tmp_path / "d.jsonl", rows), **more)["train"]
 
 
-def test_prepared_rows_are_verified_and_within_the_limits(made):
-    tokenizer, prompts = load_tokenizer(made / "tokenizer"), prompts_in(made)
-    assert len(prompts) == 30
+def test_prepared_rows_are_verified_and_within_the_limits_and_a_suites_problems_are_nowhere_else(tmp_path):
+    result = prepared(tmp_path, **SMALL)
+    files = {"train.parquet", "sft.parquet", "rl_complement.parquet", "corpus.parquet", "suites/retention.parquet"}
+    assert {*result.outputs} == files | {"tokenizer", "card.json", "card.md", "quarantine.jsonl"}
+    assert all((tmp_path / output).exists() for output in result.outputs)
+    tokenizer, prompts = load_tokenizer(tmp_path / "tokenizer"), prompts_in(tmp_path)
+    assert len(prompts) == 30 == result.metrics["rows/train"]
     for prompt in prompts:
         prompt_ids = render_prompts(tokenizer, [prompt.messages])[0]
         (trace,) = prompt.traces
@@ -86,13 +82,10 @@ def test_prepared_rows_are_verified_and_within_the_limits(made):
         assert len(prompt_ids) <= 48
         assert len(encode_traces(tokenizer, [trace.text])[0]) <= 64
         assert tokenizer.unk_token_id not in prompt_ids
-
-
-def test_a_suite_holds_no_demonstration_and_its_problems_are_nowhere_else(made):
-    suite, corpus = (prompts_in(made, name) for name in ("suites/retention", "corpus"))
+    suite, corpus = (prompts_in(tmp_path, name) for name in ("suites/retention", "corpus"))
     assert not any(prompt.traces for prompt in suite)
     assert not {prompt.uid for prompt in suite} & {prompt.uid for prompt in corpus}
-    assert sources_of(made)["corpus"]["rejected"]["in_evaluation_suite"] == 200 - len(corpus)
+    assert sources_of(tmp_path)["corpus"]["rejected"]["in_evaluation_suite"] == 200 - len(corpus)
 
 
 def repeated(count: int, times: int) -> Rows:
@@ -188,22 +181,21 @@ CASES = {  # rows, settings, what is left in each file, what the card says of th
 
 
 @pytest.mark.parametrize(("rows", "settings", "left", "said"), CASES.values(), ids=CASES)
-def test_rows_in_and_what_is_left_of_them(tmp_path, monkeypatch, rows, settings, left, said):
+def test_rows_in_and_what_is_left_of_them(tmp_path, monkeypatch, train, rows, settings, left, said):
     monkeypatch.setattr(parquet, "ROWS_AT_ONCE", 5)
-    card = prepare(tmp_path / "out", train=written(tmp_path / "d.jsonl", rows), **settings)["train"]
+    card = train(rows, **settings)
     assert {name: texts(tmp_path / "out", name) for name in left} == left
     assert {name: card[name] for name in said} == said
 
 
-def test_rejected_and_malformed_rows_are_accounted_for(tmp_path, capsys, caplog):
+def test_rejected_and_malformed_rows_are_accounted_for(tmp_path, capsys, caplog, train):
     rows = [
         *[row("1 + 1", "\\boxed{2}", "2")] * 2,
         row("1 + 2", "\\boxed{4}", "3"),
         row("1 + 3", "\\boxed{4}" + "1234567890" * 10, "4"),
         {**row("1 + 4", "\\boxed{5}", "5"), "reward_model": {"ground_truth": [5]}},
     ]
-    out = tmp_path / "out"
-    card = prepare(out, **{**SMALL, "train": written(tmp_path / "d.jsonl", rows)})["train"]
+    card, out = train(rows, **{name: value for name, value in SMALL.items() if name != "train"}), tmp_path / "out"
     assert (card["rows_in"], card["rows_out"], card["quarantined"]) == (5, 3, 1)
     assert card["rejected"] == {"duplicate_uid": 1}
     assert card["rejected_traces"] == {"trace_too_long": 1, "trace_wrong": 1}
@@ -227,11 +219,10 @@ def proofs() -> Rows:
     return [row(f"Prove {word}.", "\\boxed{1}", word) for word in UNMET]
 
 
-def test_a_training_row_whose_reference_nobody_can_meet_is_rejected_and_listed(tmp_path, caplog):
+def test_a_training_row_whose_reference_nobody_can_meet_is_rejected_and_listed(tmp_path, caplog, train):
     rows = [row("1 + 1?", None, "#### 2"), row("1 + 2?", "\\boxed{3}", "3"), row("Text?", None, "np.sin(1)")]
     rows += [row("1 + 3?", None, '{"ground_truth": "4"}'), row("Empty?", None, "")]
-    out = tmp_path / "out"
-    card = prepare(out, train=written(tmp_path / "d.jsonl", proofs() + rows))["train"]
+    card, out = train(proofs() + rows), tmp_path / "out"
     assert (card["rows_out"], card["quarantined"], card["rejected"]) == (4, 1, {"reference_fails": 6})
     assert card["golds"] == {"fails": 6, "meets_itself": 3, "text_alone": 1}
     shown = map(json.loads, (out / "quarantine.jsonl").read_text().splitlines())
@@ -240,25 +231,25 @@ def test_a_training_row_whose_reference_nobody_can_meet_is_rejected_and_listed(t
     assert (len(prompts_in(out)), len(prompts_in(out, "rl_complement"))) == (4, 3)
 
 
-def test_references_of_a_suite_that_cannot_be_met_are_listed_by_uid(tmp_path, caplog):
-    rows = [row("A?", None, "\\frac{1}{2"), row("B?", None, "np.arcsin(10/13)"), row("C?", None, "3")]
+def test_a_suite_keeps_its_long_problems_asks_each_once_and_lists_references_that_cannot_be_met(tmp_path, caplog):
+    rows = [row(f"Problem {n % 3}?", None, data_source="aime") for n in range(12)] + [row("1" * 5001, None, "n+1")]
+    unmet = [row("A?", None, "\\frac{1}{2"), row("B?", None, "np.arcsin(10/13)"), row("C?", None, "3")]
+    suites = {name: written(tmp_path / f"{name}.jsonl", of) for name, of in {"s": rows, "unmet": unmet}.items()}
+    asked = {"data_source": ["aime", "other"], "prompt": "Problem 1?"}
+    suites["some"], out = {**suites["s"], "only": asked, "max_rows": 3}, tmp_path / "out"
     with caplog.at_level(logging.WARNING):
-        card = prepare(tmp_path / "out", suites={"s": written(tmp_path / "d.jsonl", rows)})["suites.s"]
+        cards = prepare(out, suites=suites, max_prompt_tokens=48)
+    assert list(texts(out, "suites/s")) == [*(f"Problem {n}?" for n in range(3)), "1" * 5001]
+    card = cards["suites.s"]
+    assert (card["folded"], card["repeats"], card["rejected"]) == (9, {"4": 3}, {})
+    assert card["golds"] == {"meets_itself": 4}
+    assert (list(texts(out, "suites/some")), cards["suites.some"]["folded"]) == (["Problem 1?"], 2)
+    card, uids = cards["suites.unmet"], {p.messages[0].content: p.uid for p in prompts_in(out, "suites/unmet")}
     assert card["golds"] == {"fails": 1, "meets_itself": 1, "text_alone": 1}
-    uids = {prompt.messages[0].content: prompt.uid for prompt in prompts_in(tmp_path / "out", "suites/s")}
     listed = {(each["uid"], each["finding"]) for each in card["gold_findings"]}
     assert listed == {(uids["A?"], "fails"), (uids["B?"], "text_alone")}
     assert "1 reference answers" in caplog.text and uids["A?"] in caplog.text
-    assert uids["B?"] in (tmp_path / "out" / "card.md").read_text() and "arcsin" not in caplog.text
-
-
-def test_a_suite_keeps_its_long_problems_and_asks_each_once(tmp_path):
-    rows = [row(f"Problem {n % 3}?", None, data_source="aime") for n in range(12)] + [row("1" * 5001, None, "n+1")]
-    suites = {"s": written(tmp_path / "d.jsonl", rows)}
-    card = prepare(tmp_path / "out", suites=suites, max_prompt_tokens=48)["suites.s"]
-    assert list(texts(tmp_path / "out", "suites/s")) == [*(f"Problem {n}?" for n in range(3)), "1" * 5001]
-    assert (card["folded"], card["repeats"], card["rejected"]) == (9, {"4": 3}, {})
-    assert card["golds"] == {"meets_itself": 4}
+    assert uids["B?"] in (out / "card.md").read_text() and "arcsin" not in caplog.text
 
 
 @needs_datasets
@@ -286,13 +277,10 @@ def test_the_system_prompt_stands_before_prompts_that_have_none(tmp_path, caplog
     assert "1 rows keep their own system prompt" in caplog.text
 
 
-def test_the_tokenizer_of_a_given_model_is_kept(tmp_path):
+def test_the_tokenizer_of_a_given_model_is_kept_and_the_program_and_its_workers_load_without_torch(tmp_path):
     build_tokenizer(["0123456789 +-=r<>/think\\boxed{}Q"]).save_pretrained(tmp_path / "model")
     prepared(tmp_path / "out", **SMALL | {"model_path": str(tmp_path / "model"), "corpus": None})
     assert "Q" in load_tokenizer(tmp_path / "out" / "tokenizer").get_vocab()
-
-
-def test_the_program_and_its_workers_load_without_torch():
     code = "import sys, luffy.stages.prepare_data; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
@@ -302,57 +290,46 @@ def test_the_program_and_its_workers_load_without_torch():
 SPLITS = ("train", "sft", "rl_complement", "validation")
 
 
-def test_the_splits_share_the_prompts_out_and_no_problem_comes_back_by_a_row_that_lost_its_trace(tmp_path):
+def splits_in(out: Path) -> list[list[Prompt]]:
+    return [prompts_in(out, name) for name in SPLITS if (out / f"{name}.parquet").exists()]
+
+
+def test_the_splits_share_the_prompts_out_and_no_problem_comes_back_by_a_row_that_lost_its_trace(tmp_path, train):
     rows = [row(f"{n} + 1 = ?", boxed("a")) for n in range(10)]
     spaces = itertools.cycle(["  ", "   "])
     rows += [row(f"{n} + 1{next(spaces)}= ?", WRONG) for n in [*range(10), 77, 77]]
-    source, view = written(tmp_path / "d.jsonl", rows), {"unique_train_examples": 4}
-    prepare(tmp_path, train=source, sft=view, validation_prompts=3)
-    train, sft, complement, validation = ({problem_key(p.messages) for p in prompts_in(tmp_path, n)} for n in SPLITS)
-    assert [len(each) for each in (train, sft, complement, validation)] == [8, 4, 4, 3]  # 77 + 1 has no trace
-    assert sft <= train and len(sft | complement | validation) == 11
-    assert not any(prompt.traces for prompt in prompts_in(tmp_path, "rl_complement"))
+    train(rows, sft={"unique_train_examples": 4}, validation_prompts=3)
+    found = splits_in(tmp_path / "out")
+    all_of, sft, complement, validation = ({problem_key(prompt.messages) for prompt in split} for split in found)
+    assert [len(each) for each in (all_of, sft, complement, validation)] == [8, 4, 4, 3]  # 77 + 1 has no trace
+    assert sft <= all_of and len(sft | complement | validation) == 11
+    assert not any(prompt.traces for prompt in found[2])
 
 
-def test_uids_are_compared_to_their_last_character(tmp_path):
-    uids = ["x", "x\0", "x\0\0", "x" * 5000]
-    rows = [row(f"Problem {uid!r}?", boxed("a"), uid=uid) for uid in uids]
-    card = prepare(tmp_path / "out", train=written(tmp_path / "d.jsonl", rows), sft={"unique_train_examples": 2})
-    train, sft, complement = ({p.uid for p in prompts_in(tmp_path / "out", name)} for name in SPLITS[:3])
-    assert (card["train"]["rejected"], train) == ({}, set(uids))
-    assert sft | complement == set(uids) and not sft & complement
+def test_uids_are_compared_to_their_last_character(tmp_path, train):
+    uids = {"x", "x\0", "x\0\0", "x" * 5000}
+    rows = [row(f"Problem {uid!r}?", boxed("a"), uid=uid) for uid in sorted(uids)]
+    assert train(rows, sft={"unique_train_examples": 2})["rejected"] == {}
+    all_of, sft, complement = ({prompt.uid for prompt in split} for split in splits_in(tmp_path / "out"))
+    assert all_of == sft | complement == uids and not sft & complement
 
 
 @pytest.mark.parametrize(("view", "in_sft"), [("all", 5), (3, 3)])
-def test_a_prompt_without_a_correct_trace_is_not_lost_between_sft_and_the_complement(tmp_path, view, in_sft):
+def test_a_prompt_without_a_correct_trace_is_not_lost_between_sft_and_the_complement(tmp_path, train, view, in_sft):
     rows = [row(f"Problem {n}?", WRONG if n % 2 else boxed("a")) for n in range(10)]
-    source = written(tmp_path / "d.jsonl", rows)
-    prepare(tmp_path, train=source, sft={"unique_train_examples": view}, **UNVERIFIED)
-    sft, complement = (prompts_in(tmp_path, name) for name in ("sft", "rl_complement"))
+    train(rows, sft={"unique_train_examples": view}, **UNVERIFIED)
+    _, sft, complement = splits_in(tmp_path / "out")
     assert (len(sft), len({prompt.uid for prompt in [*sft, *complement]})) == (in_sft, 10)
     assert all(trace.verified for prompt in sft for trace in prompt.traces)
 
 
-def test_the_complement_holds_no_near_duplicate_of_another_split_or_of_itself(tmp_path):
+def test_the_complement_holds_no_near_duplicate_of_another_split_or_of_itself(tmp_path, train):
     long = [" ".join(f"{letter}{n}" for n in range(60)) for letter in "abcd"]
     rows = [row(text, boxed("right")) for text in long[:3]]
     rows += [row(text + end, WRONG) for text in long for end in (" end", " ends")]
-    view = {"validation_prompts": 1, "sft": {"unique_train_examples": 1}}
-    common = {"train": written(tmp_path / "d.jsonl", rows), **view}
-    prepare(tmp_path / "out", **NEAR, **common)
+    train(rows, validation_prompts=1, sft={"unique_train_examples": 1}, **NEAR)
     (left,) = set(texts(tmp_path / "out", "rl_complement")) - {*long}
     assert left == long[3] + " end"
-
-
-def test_only_the_rows_asked_for_are_read(tmp_path):
-    rows = [row(f"Problem {n}?", boxed("x"), data_source="abc"[n % 3], level=n % 2) for n in range(12)]
-    suites = {
-        "a": written(tmp_path / "d.jsonl", rows, only={"data_source": "a"}),
-        "ab": written(tmp_path / "d.jsonl", rows, only={"data_source": ["a", "b"], "level": 1}, max_rows=3),
-    }
-    prepare(tmp_path / "out", suites=suites)
-    assert list(texts(tmp_path / "out", "suites/a")) == [f"Problem {n}?" for n in (0, 3, 6, 9)]
-    assert list(texts(tmp_path / "out", "suites/ab")) == [f"Problem {n}?" for n in (1, 3, 7)]
 
 
 # Refusals.
@@ -435,22 +412,16 @@ def test_the_card_names_what_was_and_was_not_checked(tmp_path):
 OWN = "def even(data_source, solution_str, ground_truth, extra_info=None):\n    return int(solution_str) % 2 == 0\n"
 
 
-@pytest.fixture
-def judge() -> Iterator[Endpoint]:
-    """Takes `yes` for right."""
-
-    def verdict(path, body):
-        is_right = "[Answer]\nyes" in body["messages"][0]["content"]
-        return completion(f"VERDICT: {'CORRECT' if is_right else 'INCORRECT'}")
-
-    endpoint = Endpoint(verdict, (CHAT,))
-    yield endpoint
-    endpoint.close()
+def verdict(path: str, body: dict) -> Reply:
+    """A judge who takes `yes` for right."""
+    is_right = "[Answer]\nyes" in body["messages"][0]["content"]
+    return completion(f"VERDICT: {'CORRECT' if is_right else 'INCORRECT'}")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", [1, 2])
-def test_every_kind_of_grader_works_in_every_process(tmp_path, monkeypatch, judge, workers):
+def test_every_kind_of_grader_works_in_every_process(tmp_path, monkeypatch, serve, workers):
+    judge = serve(verdict, (CHAT,))
     monkeypatch.setattr(parquet, "ROWS_AT_ONCE", 4)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "own_graders.py").write_text(OWN)

@@ -36,16 +36,10 @@ def small_shards(monkeypatch) -> None:
     monkeypatch.setattr(parquet, "ROWS_AT_ONCE", 10)
 
 
-class _Deadly:
-    """Kills the process that unpickles it."""
-
-    def __reduce__(self):
-        return eval, ("__import__('os').kill(__import__('os').getpid(), 9)",)
-
-
 @pytest.mark.usefixtures("small_shards")
 def test_a_worker_that_is_killed_is_a_lost_process(tmp_path, monkeypatch):
-    monkeypatch.setattr(shards.FilterJob, "__reduce__", _Deadly.__reduce__)
+    deadly = eval, ("__import__('os').kill(__import__('os').getpid(), 9)",)  # in the process that unpickles it
+    monkeypatch.setattr(shards.FilterJob, "__reduce__", lambda job: deadly)
     with pytest.raises(LostError, match=r"lower execution\.data_workers"):
         prepare(tmp_path / "out", 2, train=written(tmp_path / "d.jsonl", rows_of(45, 45)))
 
@@ -102,70 +96,52 @@ def test_what_was_interrupted_continues_behind_its_last_shard(tmp_path, monkeypa
     assert result.scratch == ("shards",)
 
 
-CHANGING = """
-from luffy.data.schema import prompt_uid
-from luffy.types import Message, Prompt, Trace
-
-class Riddles:
-    kind, is_light = "riddles", False
-    def __init__(self, first, count): self.first, self.count = first, count
-    def inputs(self): return {"riddles": f"{self.first}:{self.count}"}
-    def rows(self):
-        for n in range(self.first, self.first + self.count):
-            messages = (Message("user", f"riddle {n}"),)
-            yield Prompt(prompt_uid("r", messages), "r", messages, str(n), (Trace(f"\\\\boxed{{{n}}}", "me"),))
-
-def riddles(purpose, seed, options): return Riddles(*(int(n) for n in open(options["file"]).read().split()))
-"""
-
-
 @pytest.mark.usefixtures("small_shards")
 @pytest.mark.parametrize(
-    ("which", "now", "left"), [("train", "100 12", range(100, 112)), ("benchmark", "3 4", [*range(3), *range(7, 45)])]
+    ("which", "now", "left"),
+    [("train", range(100, 112), range(100, 112)), ("benchmark", range(3, 7), [*range(3), *range(7, 45)])],
 )
 def test_what_was_interrupted_starts_over_when_its_inputs_have_changed(tmp_path, monkeypatch, which, now, left):
-    (tmp_path / "my_changing.py").write_text(CHANGING)
-    monkeypatch.syspath_prepend(tmp_path)
-    sources = {}
-    for name, numbers in {"train": "0 45", "benchmark": "1000 1"}.items():
-        (tmp_path / name).write_text(numbers)
-        options = {"file": str(tmp_path / name)}
-        sources[name] = {"kind": "custom", "factory": "my_changing:riddles", "options": options}
-    asked = {"train": sources["train"], "decontamination": {"benchmarks": {"other": sources["benchmark"]}}}
+    def riddles(name: str, numbers: range) -> dict[str, object]:
+        rows = [row(f"riddle {n}", f"\\boxed{{{n}}}", str(n)) for n in numbers]
+        return written(tmp_path / f"{name}.jsonl", rows)
+
+    benchmarks = {"other": riddles("benchmark", range(1000, 1001))}
+    asked = {"train": riddles("train", range(45)), "decontamination": {"benchmarks": benchmarks}}
     interrupt(monkeypatch, ("train", 3), tmp_path / "out", **asked)
-    (tmp_path / which).write_text(now)
+    riddles(which, now)
     prepare(tmp_path / "out", **asked)
     found = {prompt.ground_truth for prompt in read_prompts(tmp_path / "out" / "train.parquet")}
     assert found == {str(n) for n in left}
 
 
+PREPARED = """
+import sys; sys.path[:0] = sys.argv[2:]
+from pathlib import Path
+from luffy.data import parquet
+from synthetic.preparation import prepare
+parquet.ROWS_AT_ONCE = 500
+if __name__ == "__main__":
+    prepare(Path(sys.argv[1]), 2, train={source})
+"""
+
+
 @pytest.mark.slow
 def test_a_killed_program_continues_and_leaves_no_process(tmp_path, monkeypatch):
-    source = written(
-        tmp_path / "d.jsonl", [row(f"{n} + 1 = ?", f"\\boxed{{{n + 1}}}", str(n + 1)) for n in range(4000)]
-    )
-    script = tmp_path / "prepare.py"
-    script.write_text(
-        "import sys; sys.path[:0] = sys.argv[2:]\n"
-        "from pathlib import Path\n"
-        "from luffy.data import parquet\n"
-        "from synthetic.preparation import prepare\n"
-        "parquet.ROWS_AT_ONCE = 500\n"
-        "if __name__ == '__main__':\n"
-        f"    prepare(Path(sys.argv[1]), 2, train={source})\n"
-    )
+    rows = [row(f"{n} + 1 = ?", f"\\boxed{{{n + 1}}}", str(n + 1)) for n in range(4000)]
+    source, script, out = written(tmp_path / "d.jsonl", rows), tmp_path / "prepare.py", tmp_path / "out"
+    script.write_text(PREPARED.format(source=source))
     root = Path(__file__).parents[3]
-    killed = subprocess.Popen([sys.executable, script, tmp_path / "out", root, root / "tests"])
-    shards = tmp_path / "out" / "shards" / "train"
-    wait_until(lambda: list(shards.glob("*.json")))
+    killed = subprocess.Popen([sys.executable, script, out, root, root / "tests"])
+    wait_until(lambda: list((out / "shards" / "train").glob("*.json")))
     children = [child.pid for child in psutil.Process(killed.pid).children(recursive=True)]
     killed.send_signal(signal.SIGKILL)
     killed.wait()
-    finished = {path.name: path.stat().st_mtime_ns for path in shards.glob("*.json")}
+    finished = {path: path.stat().st_mtime_ns for path in (out / "shards" / "train").glob("*.json")}
     assert finished and children
     wait_until(lambda: not [pid for pid in children if Path(f"/proc/{pid}").exists()])
     monkeypatch.setattr(parquet, "ROWS_AT_ONCE", 500)
-    prepare(tmp_path / "out", 2, train=source)
-    assert len(list(shards.glob("*.json"))) == 8
-    assert {name: (shards / name).stat().st_mtime_ns for name in finished} == finished
-    assert pq.read_metadata(tmp_path / "out" / "train.parquet").num_rows == 4_000
+    prepare(out, 2, train=source)
+    assert len(list((out / "shards" / "train").glob("*.json"))) == 8
+    assert {path: path.stat().st_mtime_ns for path in finished} == finished
+    assert pq.read_metadata(out / "train.parquet").num_rows == 4_000

@@ -2,7 +2,6 @@
 
 import asyncio
 import shutil
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -10,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from support.patience import ran
 from support.refusals import refused
 from support.stages import CONFIGS
 
@@ -105,9 +105,10 @@ def test_what_a_stage_waits_for_long_is_told_to_the_terminal(bench, monkeypatch)
     assert not [name for name in ("http://host", "429", "slow down", "300") if name not in told]
 
 
-def test_a_longer_run_that_is_killed_and_resumed_still_says_which_run_it_continues(bench):
+def test_a_longer_run_that_is_killed_and_resumed_still_says_which_run_it_continues_unless_that_was_deleted(bench):
     shorter = bench.out.with_name("shorter")
     shorter.mkdir()
+    bench.prepare(extends=str(bench.out.with_name("deleted")))  # since the plan
     assert bench.attempt() == [0]
     assert bench.manifest.extended is None
     write_manifest(shorter, bench.manifest.model_copy(update={"key": "shorter"}))
@@ -117,12 +118,6 @@ def test_a_longer_run_that_is_killed_and_resumed_still_says_which_run_it_continu
     shutil.rmtree(shorter)
     assert bench.attempt() == [1]
     assert bench.manifest.extended == "shorter"
-
-
-def test_a_shorter_run_that_was_deleted_since_the_plan_is_not_continued(bench):
-    bench.prepare(extends=str(bench.out.with_name("deleted")))
-    assert bench.attempt() == [0]
-    assert bench.manifest.extended is None
 
 
 def test_the_time_of_earlier_attempts_counts_and_of_cleared_work_does_not(bench):
@@ -139,11 +134,15 @@ def test_the_time_of_earlier_attempts_counts_and_of_cleared_work_does_not(bench)
 
 # `execution.cpu_instructions` reaches torch, whether it is loaded before the stage is told or afterwards.
 
-TOLD = "from luffy.stages.program import _set_up_cpu; from luffy.config.execution import ExecutionConfig; " \
-    "_set_up_cpu(ExecutionConfig(cpu_instructions='avx2')); "  # fmt: skip
-ASKED = "print(torch.backends.cpu.get_cpu_capability())"
-MULTIPLIED = "torch.set_num_threads(1); torch.manual_seed(0); x = torch.randn(300, 300); " \
-    "print(torch.softmax(x @ x, 1).double().sum(0).norm().item().hex())"  # fmt: skip
+TOLD = """
+from luffy.config.execution import ExecutionConfig
+from luffy.stages.program import _set_up_cpu
+_set_up_cpu(ExecutionConfig(cpu_instructions="avx2"))
+import torch
+torch.set_num_threads(1), torch.manual_seed(0)
+x = torch.randn(300, 300)
+print(torch.backends.cpu.get_cpu_capability(), torch.softmax(x @ x, 1).double().sum(0).norm().item().hex())
+"""
 needs_avx2 = pytest.mark.skipif(
     torch.backends.cpu.get_cpu_capability() not in ("AVX2", "AVX512"), reason="needs a CPU with AVX2"
 )
@@ -151,11 +150,7 @@ needs_avx2 = pytest.mark.skipif(
 
 @needs_avx2
 def test_torch_uses_what_is_chosen_to_the_same_bits_in_both_orders():
-    def said(before: str) -> list[str]:
-        code = f"{before}{TOLD}import torch; {ASKED}; {MULTIPLIED}"
-        return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
-
-    first, then = said(""), said("import torch; ")
+    first, then = (ran([sys.executable, "-c", before + TOLD]).stdout.split() for before in ("", "import torch"))
     assert first == then and first[0] == "AVX2"
 
 

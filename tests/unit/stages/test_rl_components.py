@@ -75,38 +75,30 @@ def test_a_teacher_whose_merges_have_another_order_is_refused_by_the_first_of_th
         run(settings_of("rl", "rl.prompts_per_step=4", "method=opd", asked), stage_context("rl", tmp_path, inputs))
 
 
-@pytest.mark.parametrize(
-    ("override", "named"), [("method=luffy", "traces"), ("method=relift", "traces"), ("difficulty={}", "difficulty")]
-)
-def test_what_needs_traces_or_pass_rates_is_refused_at_load_time(override, named):
-    with refused("data.rl: complement", named, error=ConfigError):
-        load_experiment(CONFIGS / "smoke.yaml", [APART, override])
-
-
-def test_the_prompts_are_part_of_rls_identity_and_of_no_other():
+def test_the_prompts_are_part_of_rls_identity_and_of_no_other_and_what_needs_traces_or_rates_is_refused_at_load_time():
     for stage in ("prepare_data", "sft"):
         assert identifying(settings_of(stage, APART)) == identifying(settings_of(stage, "chain=sft_then_rl"))
     apart, together = (identifying(settings_of("rl", chain)) for chain in (APART, "chain=sft_then_rl"))
     assert apart == {**together, "prompts": "complement"} and together["prompts"] == "train"
-
-
-class Opened(Exception):
-    """Ends the stage before it loads a model; has the starts that it has opened."""
+    for override, named in {"method=luffy": "traces", "method=relift": "traces", "difficulty={}": "difficulty"}.items():
+        with refused("data.rl: complement", named, error=ConfigError):
+            load_experiment(CONFIGS / "smoke.yaml", [APART, override])
 
 
 def test_a_search_cuts_a_trace_between_its_lines_also_where_the_template_opens_the_reasoning(tmp_path, monkeypatch):
+    class OpenedError(Exception):
+        """Ends the stage before it loads a model; has the starts that it has opened."""
+
     def opened(*arguments):
-        raise Opened(open_starts(*arguments))
+        raise OpenedError(open_starts(*arguments))
 
     monkeypatch.setattr(rl_components, "open_starts", opened)
     tokenizer = tiny_tokenizer()
     tokenizer.chat_template += "{{ '<think>\\n' }}"
     inputs = tiny_inputs(tmp_path, tokenizer, traces=(TRACE,))
-    with pytest.raises(Opened) as caught:
-        run(
-            settings_of("rl", "chain=rl", "method=bread", "rl.prompts_per_step=4"),
-            stage_context("rl", tmp_path, inputs),
-        )
+    own = settings_of("rl", "chain=rl", "method=bread", "rl.prompts_per_step=4")
+    with pytest.raises(OpenedError) as caught:
+        run(own, stage_context("rl", tmp_path, inputs))
     ((start,),) = caught.value.args
     ids = tuple(tokenizer(TRACE, add_special_tokens=False)["input_ids"])
     (slot,) = start.slots(Visit(RolloutTask("a", (5,), "2", (Demonstration(TRACE, ids, None),)), 1, 0), 1)

@@ -12,7 +12,7 @@ from luffy.config import load_experiment
 from luffy.report.cells import step_times_table
 from luffy.tracking import metrics as module
 from luffy.tracking.advice import advice_on_responses, advice_on_rl, advice_on_rollouts, advice_on_signal, had_signal
-from luffy.tracking.metrics import GpuHours, HeldOutPoint, MetricRow, held_out_curves
+from luffy.tracking.metrics import GpuHours, MetricRow
 from luffy.tracking.rollout_metrics import learned_metrics, rollout_metrics, staleness_metrics
 from luffy.tracking.step_times import step_times
 from luffy.types import FinishReason, Group, Outcome, Source, Trajectory
@@ -127,22 +127,19 @@ RL = {
     "perf/grading_s": 2.0, "perf/batch_s": 0.25, "perf/reference_s": 0.75,
 }  # fmt: skip
 AHEAD = RL | {"perf/queue_depth": 1.0, "perf/generation_s": 9.0}
-FROM_JOURNAL = RL | {"perf/trainer_idle_s": 0.5}
 NOTHING = dict.fromkeys(("generation", "grading", "weights", "scoring", "update", "waiting", "other"), 0.0)
 LEARNING = {"weights": 0.5, "scoring": 1.0, "update": 1.5}
-IN_TURN = {**LEARNING, "generation": 3.0, "grading": 2.0, "waiting": 0.5, "other": 1.5}
 
 
-@pytest.mark.parametrize(
-    ("step", "parts"),
-    [
-        (SFT, {"update": 1.5, "other": 0.5}),
-        (RL, IN_TURN),
-        (AHEAD, {**LEARNING, "waiting": 5.5, "other": 1.5}),
-        (FROM_JOURNAL, {**LEARNING, "other": 7.0}),
-    ],
-    ids=["supervised", "in turn", "ahead", "from the journal"],
-)
+TIMES = {
+    "supervised": (SFT, {"update": 1.5, "other": 0.5}),
+    "in turn": (RL, {**LEARNING, "generation": 3.0, "grading": 2.0, "waiting": 0.5, "other": 1.5}),
+    "ahead": (AHEAD, {**LEARNING, "waiting": 5.5, "other": 1.5}),
+    "from the journal": (RL | {"perf/trainer_idle_s": 0.5}, {**LEARNING, "other": 7.0}),
+}
+
+
+@pytest.mark.parametrize(("step", "parts"), TIMES.values(), ids=TIMES)
 def test_the_parts_of_a_steps_time_add_up_to_it(step: MetricRow, parts: dict[str, float]) -> None:
     times = step_times([step])
     assert times is not None
@@ -156,27 +153,8 @@ def test_rates_are_those_of_all_steps_together_and_the_start_is_that_of_all_atte
     times = step_times([slow, fast], [*starts, slow, fast])
     assert times is not None
     assert (times.tokens_per_s, times.start_s) == (4.0, 7.0) and times.mfu == pytest.approx(0.2)
-    assert ["MFU % of scoring and update", "20.0"] in [
-        list(cells[:2]) for cells in step_times_table({"rl": times}).texts
-    ]
+    assert ["MFU % of scoring and update", "20.0"] in step_times_table({"rl": times}).texts
     assert step_times([{"step": 0, "val/accuracy": 0.5}]) is None
-
-
-def measured(step: int, accuracy: float, **others: float) -> MetricRow:
-    values = {"accuracy": accuracy, "accuracy_low": accuracy - 0.1, "accuracy_high": accuracy + 0.1}
-    renamed = {name.replace("__", "/"): value for name, value in others.items()}
-    return {"step": float(step), "val/accuracy": 0.0, **{f"val/a/{name}": values[name] for name in values}, **renamed}
-
-
-def test_held_out_points_count_what_all_stages_had_spent() -> None:
-    sft = [measured(0, 0.1), {"step": 1.0, "batch/num_rows": 4.0, "perf/step_s": 1.0}]
-    sft.append(measured(2, 0.2, batch__num_rows=4.0, perf__step_s=1.5))
-    rl = [measured(0, 0.2), measured(1, 0.4, batch__optimizer_steps=3.0, batch__num_rows=10.0, perf__step_s=5.0)]
-    (points,) = held_out_curves([sft, rl]).values()
-    spent = [(point.steps, point.samples, point.seconds) for point in points]
-    assert spent == [(0, 0, 0), (2, 8, 2.5), (2, 8, 2.5), (5, 18, 7.5)]
-    assert points[-1] == HeldOutPoint(0.4, pytest.approx(0.3), pytest.approx(0.5), 5, 18, 7.5)
-    assert held_out_curves([[{"step": 1.0, "actor/loss": 0.5}]]) == {}
 
 
 @pytest.mark.parametrize(

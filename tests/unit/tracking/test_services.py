@@ -64,12 +64,12 @@ def refusing(monkeypatch: pytest.MonkeyPatch, _: threading.Event) -> None:
     monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(Settings=dict, init=lambda **_: run))
 
 
-def hanging(at: str):
-    """wandb whose call `at` waits for an event, which the test sets only after the tracker has closed."""
+def hanging(at: str, *, fails: bool = False):
+    """wandb whose call `at` waits for an event, which the test sets after the tracker has closed, and fails then."""
 
     def arrange(monkeypatch: pytest.MonkeyPatch, released: threading.Event) -> None:
         def act(what: str) -> None:
-            assert what != at or released.wait(PATIENCE_S)
+            assert what != at or (released.wait(PATIENCE_S) and not fails)
 
         class Hanging:
             def __init__(self, *_: object) -> None:
@@ -94,6 +94,7 @@ FAULTS = {
     "tensorboard is missing": (missing("torch.utils.tensorboard"), {"tensorboard": "events"}, 3, ""),
     "wandb fails in mid-run": (refusing, OFFLINE, 3, "ConnectionError: no route to host"),
     "the start hangs": (hanging("start"), OFFLINE, 8, BEHIND),
+    "the start hangs and fails at last": (hanging("start", fails=True), OFFLINE, 8, BEHIND),
     "a step hangs": (hanging("log"), OFFLINE, 8, BEHIND),
     "the end hangs": (hanging("close"), OFFLINE, 1, LATE),
 }
@@ -110,6 +111,8 @@ def test_a_fault_of_a_service_costs_one_warning(
         for step in range(1, num_steps + 1):
             tracker.log(step, {"actor/loss": 0.5})
     released.set()
+    for each in tracker._services:
+        each._thread.join(PATIENCE_S)
     (warning,) = [record.message for record in caplog.records]
     assert warning.startswith(f"{next(iter(configured))} is off for the rest of this run: ") and why in warning
     assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == num_steps
