@@ -31,7 +31,7 @@ import httpx
 
 from luffy.cli.console import say, show_error
 from luffy.config.shipped import SHIPPED
-from luffy.errors import EXIT_FAILURE, EXIT_OK, LuffyError, UserError
+from luffy.errors import EXIT_FAILURE, EXIT_OK, LuffyError, UserError, first_line
 from luffy.files import write_atomic
 from luffy.flows.own_pages import NAMES_VARIABLE
 from luffy.flows.prefect_api import (
@@ -82,10 +82,8 @@ def serve_until_interrupted(workspace: Workspace, address: ServerAddress, limit:
     except KeyboardInterrupt:
         say("ended")
     except httpx.HTTPError as error:
-        reason = (str(error) or type(error).__name__).splitlines()[0]
-        show_error(
-            f"the Prefect server does not answer as it should ({reason}); the machine may be overloaded, try again"
-        )
+        what = f"the Prefect server does not answer as it should ({first_line(error)})"
+        show_error(f"{what}; the machine may be overloaded, try again")
         return EXIT_FAILURE
     return EXIT_OK
 

@@ -3,6 +3,7 @@
 import asyncio
 import concurrent.futures
 import email.utils
+import json
 import logging
 import math
 import os
@@ -14,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import httpx
+from httpx import codes
 
 from luffy.config.execution import ServerConfig
 from luffy.errors import ClusterError, ConfigError, LostError
@@ -40,9 +42,6 @@ _ERROR_FIELDS = ("error", "detail", "message")
 """Where servers say what is wrong."""
 _MAX_ERROR_CHARS = 200
 """Kept of an error body that is not a JSON object."""
-_REQUEST_TIMEOUT = 408
-_TOO_MANY_REQUESTS = 429
-_SERVER_ERROR = 500
 
 
 class NoAnswer(LostError):
@@ -79,8 +78,8 @@ class Answer:
     @property
     def may_pass(self) -> bool:
         """Whether the same request may succeed later: any other refusal (4xx) is final."""
-        passing = self.status in (_REQUEST_TIMEOUT, _TOO_MANY_REQUESTS) or self.status >= _SERVER_ERROR
-        return passing or self._is_late_failure
+        passing = self.status in (codes.REQUEST_TIMEOUT, codes.TOO_MANY_REQUESTS)
+        return passing or self.status >= codes.INTERNAL_SERVER_ERROR or self._is_late_failure
 
     @property
     def asks_for_too_long(self) -> bool:
@@ -164,10 +163,10 @@ class HTTPClient:
         text = content.decode(errors="replace")
         found = _json_object(text)
         if not response.is_success or "error" in found:  # may repeat the key
-            found = _json_object(self._hidden(text))
-        shown = "" if response.is_success or found else self._hidden(text[:_MAX_ERROR_CHARS])
+            found = _json_object(self._hidden(json.dumps(found)))
+        shown = "" if response.is_success or found else self._hidden(text)[:_MAX_ERROR_CHARS]
         if response.has_redirect_location:
-            shown = f"the server redirects to {response.headers['Location']}"
+            shown = f"the server redirects to {self._hidden(response.headers['Location'])}"
         return Answer(response.status_code, found, response.headers.get("Retry-After"), shown)
 
     async def post(self, path: str, body: Mapping[str, object]) -> Mapping[str, Any]:
@@ -213,7 +212,9 @@ class HTTPClient:
         return answer.body
 
     def _hidden(self, text: str) -> str:
-        return text if self._api_key is None else text.replace(self._api_key, "***")
+        """The text without the key, also as JSON writes it."""
+        key = self._api_key
+        return text if key is None else text.replace(key, "***").replace(json.dumps(key)[1:-1], "***")
 
 
 class LoopThread:
@@ -298,7 +299,7 @@ def retry_delay_s(attempt: int, answer: Answer | None = None) -> float:
     """
     delay_s = None if answer is None else _asked_s(answer.retry_after)
     if delay_s is None:
-        is_rate_limit = answer is not None and answer.status == _TOO_MANY_REQUESTS
+        is_rate_limit = answer is not None and answer.status == codes.TOO_MANY_REQUESTS
         first_s = _FIRST_DELAY_S * (_LONGER_FOR_RATES if is_rate_limit else 1)
         delay_s = min(first_s * 2**attempt, _LONGEST_DELAY_S)
     return delay_s * random.uniform(1, 1 + _SPREAD)  # noqa: S311 - no result depends on it

@@ -121,7 +121,7 @@ def _config_file(path: str | None, setting: str) -> Path | None:
 def from_model_config(config: Mapping[str, object]) -> ModelArchitecture | None:
     """The shape in a `config.json`; None for a model type that is not supported here.
 
-    Raises KeyError or TypeError where a size is missing or no number.
+    Raises KeyError or TypeError where a size is missing or no positive number.
     """
     kind = config.get("model_type")
     if kind not in ("llama", "mistral", "qwen2", "qwen3"):
@@ -145,8 +145,8 @@ def from_model_config(config: Mapping[str, object]) -> ModelArchitecture | None:
 
 
 def _size(value: object) -> int:
-    if not isinstance(value, int) or isinstance(value, bool):
-        raise TypeError(f"{value!r} is no whole number")
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise TypeError(f"{value!r} is no size")
     return value
 
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, multiprocessing
 from torch.multiprocessing.reductions import reduce_tensor
 
-from luffy.errors import LuffyError
+from luffy.errors import LuffyError, first_line
 
 _DEVICE = 6
 """Place of the GPU's number among the arguments of torch's `rebuild_cuda_tensor`."""
@@ -103,4 +103,4 @@ def _failing() -> Iterator[None]:
     try:
         yield
     except (RuntimeError, OSError) as error:  # torch raises RuntimeError, or a subclass, for what the system refuses
-        raise SharingFailed(next(iter(str(error).splitlines()), type(error).__name__)) from error
+        raise SharingFailed(first_line(error)) from error

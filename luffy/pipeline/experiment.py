@@ -187,12 +187,8 @@ class Experiment:
     def labels(self, run: str) -> dict[str, str]:
         """How trackers tell the stages of the run of that name from others."""
         config = self.config
-        found = {
-            "experiment": config.name,
-            "method": config.method or config.chain,
-            "seed": str(config.seed),
-            "run": run,
-        }
+        method = config.method or config.chain
+        found = {"experiment": config.name, "method": method, "seed": str(config.seed), "run": run}
         return {name: value for name, value in found.items() if value}
 
     def job(self, plan: StagePlan, *, afresh: bool = False, run: str = "") -> StageJob:
@@ -408,8 +404,14 @@ def start_run(
     with ExitStack() as stack:
         with usable(experiment.workspace.root), claiming(experiment.workspace):
             known, new_run = _unfinished_run(experiment), experiment.workspace.new_run
+            if known is not None:
+                try:
+                    stack.enter_context(stage_lock(known.directory, _leave_alone))
+                except BlockingIOError:  # the same command, started at the same moment, goes on with it
+                    known = None
             directory = known.directory if known else new_run(experiment.config.name, {"state": "running"})
-            stack.enter_context(stage_lock(directory))
+            if known is None:
+                stack.enter_context(stage_lock(directory))
             run = ExperimentRun(experiment, directory, command, stopped, known.started if known else _now())
             run.record("running")
             for name, patch in uncommitted_changes(experiment.workspace.root).items():
@@ -427,6 +429,10 @@ def start_run(
             raise
         with usable(directory):
             run.record("finished")
+
+
+def _leave_alone(holder: str) -> None:
+    raise BlockingIOError(holder)
 
 
 def _unfinished_run(experiment: Experiment) -> RunRecord | None:

@@ -25,13 +25,7 @@ from luffy.pipeline.job import JOB_FILE, in_workspace_of, read_job
 from luffy.pipeline.lock import LOCK_FILE, holder_of, lock_if_free
 from luffy.pipeline.manifest import MANIFEST_FILE, read_manifest
 from luffy.pipeline.records import RunRecord, list_records
-from luffy.pipeline.reuse import (
-    CHECKPOINTS_FOLDER,
-    complete_checkpoints,
-    delete,
-    is_temporary,
-    partial_writes,
-)
+from luffy.pipeline.reuse import CHECKPOINTS_FOLDER, complete_checkpoints, delete, is_temporary, partial_writes
 from luffy.pipeline.workspace import JOBS_FOLDER, RUN_FILE, TRASH_PREFIX, Workspace, claiming, is_discarded
 
 _KEY = re.compile(f"[0-9a-f]{{{KEY_LENGTH}}}")

@@ -14,6 +14,8 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
+
 from luffy.config import STAGE_KINDS, ExperimentConfig
 from luffy.config.settings import gpus_in, scored_by
 from luffy.errors import EXIT_INTERRUPTED, ConfigError, LostError, StageFailed, WorkspaceError
@@ -25,10 +27,7 @@ _NONE: tuple[list[str], ...] = ([], ["-1"], ["NoDevFiles"])
 """How CUDA_VISIBLE_DEVICES begins where it hides all GPUs, by a person or by Slurm."""
 _PART = "MIG-"
 """Names of parts of a GPU, which `nvidia-smi` does not list here."""
-_QUERY = ["nvidia-smi", "--query-gpu=index,uuid,memory.total", "--format=csv,noheader,nounits"]
-_QUERY_NAMES = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
 _QUERY_TIMEOUT_S = 10.0
-_MIB_PER_GIB = 1024
 _LOCK_FLAGS = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
 _POLL_S = 1.0
 _DRIVER_PAUSE_S = 5.0
@@ -56,9 +55,7 @@ def detected_gpus() -> tuple[Gpu, ...] | None:
     names a GPU twice, or one that this machine has not: CUDA would silently go without, or hide all that follow.
     """
     try:
-        answer = subprocess.run(_QUERY, capture_output=True, text=True, timeout=_QUERY_TIMEOUT_S, check=True)
-        rows = [[cell.strip() for cell in line.split(",")] for line in answer.stdout.splitlines() if line.strip()]
-        gpus = [Gpu(index, uuid, float(mib) / _MIB_PER_GIB) for index, uuid, mib in rows]
+        gpus = [Gpu(index, uuid, _memory_gib(mib)) for index, uuid, mib in _queried("index,uuid,memory.total")]
     except FileNotFoundError:
         return ()
     except (OSError, ValueError, subprocess.SubprocessError):
@@ -80,16 +77,27 @@ def detected_gpus() -> tuple[Gpu, ...] | None:
     return tuple(gpu for of_name in found for gpu in of_name)
 
 
+def _queried(fields: str) -> list[list[str]]:
+    """What the driver says of each GPU of the machine."""
+    query = ["nvidia-smi", f"--query-gpu={fields}", "--format=csv,noheader,nounits"]
+    answer = subprocess.run(query, capture_output=True, text=True, timeout=_QUERY_TIMEOUT_S, check=True)
+    return [[cell.strip() for cell in line.split(",")] for line in answer.stdout.splitlines() if line.strip()]
+
+
+def _memory_gib(mib: str) -> float:
+    """A GPU's memory; where it has none of its own, as in a DGX Spark, that of the machine."""
+    return psutil.virtual_memory().total / 2**30 if mib == "[N/A]" else float(mib) / 2**10
+
+
 def hidden_gpus() -> str:
     """The kinds of this machine's GPUs where CUDA_VISIBLE_DEVICES hides all of them, else empty."""
     names = _admitted_names()
     if names is None or names[:1] not in _NONE:
         return ""
     try:
-        answer = subprocess.run(_QUERY_NAMES, capture_output=True, text=True, timeout=_QUERY_TIMEOUT_S, check=True)
+        return ", ".join(map(" ".join, _queried("name")))
     except (OSError, subprocess.SubprocessError):
         return ""  # no GPUs, or a driver that does not respond
-    return ", ".join(line.strip() for line in answer.stdout.splitlines() if line.strip())
 
 
 def _admitted_names() -> list[str] | None:
@@ -113,11 +121,7 @@ def trains_here(config: ExperimentConfig, stage: str) -> bool:
 
 @contextmanager
 def own_gpus(
-    wanted: int,
-    waiting: Waiting = lambda what: None,
-    stopped: Stopped = lambda: False,
-    *,
-    fewer: bool = False,
+    wanted: int, waiting: Waiting = lambda what: None, stopped: Stopped = lambda: False, *, fewer: bool = False
 ) -> Iterator[Mapping[str, str]]:
     """Hold `wanted` GPUs, after waiting for busy ones; yields the environment variables that select them.
 
@@ -153,7 +157,7 @@ def _present_gpus(waiting: Waiting, stopped: Stopped) -> tuple[Gpu, ...]:
         if not query:
             waiting("the NVIDIA driver, which does not respond")
     raise LostError(
-        f"the NVIDIA driver did not respond {_DRIVER_QUERIES} times ({' '.join(_QUERY)}); once it does, the same "
+        f"the NVIDIA driver did not respond {_DRIVER_QUERIES} times (nvidia-smi --query-gpu); once it does, the same "
         "command continues; on a machine without GPUs set execution.gpus=0"
     )
 

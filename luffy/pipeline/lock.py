@@ -222,8 +222,8 @@ def is_shared(folder: Path) -> bool:
 def _mount_of(folder: Path) -> tuple[str, list[str]]:
     """Kind and options of the file system; the last of several mounts at one point covers the others."""
     above = [each for each in psutil.disk_partitions(all=True) if folder.is_relative_to(each.mountpoint)]
-    found = max(enumerate(above), key=lambda each: (len(Path(each[1].mountpoint).parts), each[0]))[1]
-    return found.fstype, found.opts.split(",")
+    above.sort(key=lambda each: len(Path(each.mountpoint).parts))
+    return (above[-1].fstype, above[-1].opts.split(",")) if above else ("", [])  # below chroot(2) there may be none
 
 
 def try_lock(descriptor: int, mode: int = fcntl.LOCK_EX) -> bool:

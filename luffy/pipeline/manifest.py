@@ -4,6 +4,7 @@ Outputs are compared by size and modification time; a file whose time differs is
 so that a copied workspace stays valid. `verify` hashes every file.
 """
 
+import errno
 import hashlib
 import json
 import os
@@ -118,7 +119,9 @@ class Manifest(StrictModel):
             file = directory / output.path
             try:
                 stat = file.stat()
-            except (FileNotFoundError, NotADirectoryError):
+            except OSError as error:
+                if error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
+                    raise
                 found[output.path] = "missing"
                 continue
             is_hashed = verify or stat.st_mtime_ns != output.mtime_ns

@@ -22,6 +22,8 @@ ARMS_FOLDER = "arms"
 _STAGES_FOLDER = "stages"
 _RECORDED: tuple[RunCondition, ...] = ("running", "finished", "failed", "interrupted")
 _SUGGESTED = 5
+_TEXTS = ("experiment", "host", "started", "updated", "working_directory")
+_FIELDS: dict[str, type] = {**dict.fromkeys(_TEXTS, str), "pid": int, "config": dict}
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +94,8 @@ class RunRecord:
     @property
     def tags(self) -> frozenset[str]:
         """`tracking.tags` of its configuration."""
-        return frozenset(self._tracking.get("tags") or ())
+        found = self._tracking.get("tags")
+        return frozenset(map(str, found)) if isinstance(found, list) else frozenset()
 
     @property
     def note(self) -> str:
@@ -130,8 +133,7 @@ def read_run(directory: Path) -> RunRecord:
             link = links / node
             where = link.resolve() if link.exists() else Path(stage.get("directory", link))
             stages[node] = RecordedStage(stage["key"], where, stage.get("action", ""), stage.get("reason", ""))
-        names = ("experiment", "pid", "host", "started", "updated", "config", "working_directory")
-        given = {name: values[name] for name in names if name in values}
+        given = {name: values[name] for name, kind in _FIELDS.items() if isinstance(values.get(name), kind)}
         found, planned = stages if "stages" in values else linked, tuple(values.get("planned", ()))
         return RunRecord(directory, values["state"], stages=found, planned=planned, **given)
     except (OSError, ValueError, KeyError, TypeError, AttributeError):

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import ValidationError
 
-from luffy.errors import ConfigError, DataError
+from luffy.errors import ConfigError, DataError, first_line
 from luffy.pipeline.events import EVENTS_FILE
 from luffy.pipeline.identity import IdentityRecord
 from luffy.pipeline.job import StageJob
@@ -126,7 +126,7 @@ class SharedCache:
         try:
             yield
         except Exception as error:  # noqa: BLE001 - as many kinds as there are packages for fsspec
-            reason = str(error).partition("\n")[0] or type(error).__name__
+            reason = first_line(error)
             if not isinstance(error, DataError):
                 self.failures.append(reason)
             logger.warning("execution.shared_cache %s: %s (%s)", self.url, what, reason)

@@ -34,31 +34,30 @@ def test_an_address_that_others_reach_is_refused_without_a_password(host, capsys
     assert "export PREFECT_SERVER_API_AUTH_STRING='NAME:PASSWORD'" in said or not host
 
 
-@pytest.mark.parametrize("host", ["127.0.0.1", "127.9.9.9", "localhost", "::1"])
-def test_the_loopback_address_needs_none(host):
-    guard(host)
-    assert SERVER not in os.environ and is_loopback(host)
+def test_the_loopback_address_needs_none_and_programs_on_this_machine_reach_a_server_of_any_address():
+    for host in ("127.0.0.1", "127.9.9.9", "localhost", "::1"):
+        guard(host)
+        assert SERVER not in os.environ and is_loopback(host), host
+    for host, reached in (("0.0.0.0", "127.0.0.1"), ("::", "[::1]"), ("192.0.2.7", "192.0.2.7")):
+        assert ServerAddress(1, host).url == f"http://{reached}:1/api"
 
 
-@pytest.mark.parametrize("tell", [lambda: guard("127.0.0.1"), share_auth_string])
-def test_an_empty_one_is_none(environment, tell):
+@pytest.mark.parametrize("tell", [lambda: guard("0.0.0.0"), share_auth_string], ids=["guard", "share"])
+def test_an_empty_variable_is_none_and_either_is_that_of_server_and_clients(environment, tell):
     for name in (SERVER, CLIENT):
         environment.setenv(name, "")
-    tell()
-    assert SERVER not in os.environ and CLIENT not in os.environ
-    environment.setenv(SERVER, "")
     with refused("export"):
         guard("0.0.0.0")
-
-
-@pytest.mark.parametrize(
-    ("variable", "tell"),
-    [(SERVER, lambda: guard("0.0.0.0")), (CLIENT, lambda: guard("0.0.0.0")), (SERVER, share_auth_string)],
-)
-def test_either_variable_is_that_of_server_and_clients(environment, variable, tell):
-    environment.setenv(variable, GOOD)
-    tell()
-    assert (os.environ[SERVER], os.environ[CLIENT]) == (GOOD, GOOD)
+    assert SERVER not in os.environ and CLIENT not in os.environ
+    for variable in (SERVER, CLIENT):
+        environment.setenv(variable, GOOD)
+        environment.setenv(CLIENT if variable == SERVER else SERVER, "")
+        tell()
+        expected = (GOOD, GOOD) if variable == SERVER or tell is not share_auth_string else (None, GOOD)
+        assert (os.environ.get(SERVER), os.environ.get(CLIENT)) == expected
+    environment.setenv(SERVER, GOOD + "x")
+    with refused("differ"):
+        guard("127.0.0.1")
 
 
 @pytest.mark.parametrize(
@@ -69,21 +68,6 @@ def test_a_weak_or_malformed_one_is_refused_without_being_shown(environment, val
     with pytest.raises(UserError) as caught:
         guard("0.0.0.0")
     assert value not in str(caught.value) and "\n" not in str(caught.value)
-
-
-def test_two_that_differ_are_refused(environment):
-    environment.setenv(SERVER, GOOD)
-    environment.setenv(CLIENT, GOOD + "x")
-    with refused("differ"):
-        guard("127.0.0.1")
-
-
-@pytest.mark.parametrize(
-    ("host", "url"),
-    [("0.0.0.0", "http://127.0.0.1:1/api"), ("::", "http://[::1]:1/api"), ("192.0.2.7", "http://192.0.2.7:1/api")],
-)
-def test_programs_on_this_machine_reach_a_server_of_any_address(host, url):
-    assert ServerAddress(1, host).url == url
 
 
 def test_a_server_that_asks_for_a_password_is_one_line():
@@ -131,51 +115,33 @@ def test_a_name_that_dns_may_have_turned_here_is_refused(kind, host):
     assert not asyncio.run(answer(kind, ("host", host), ("origin", f"http://{host}")))[1]
 
 
+PAGES = [
+    "null",
+    "",
+    "http://evil.example",
+    "http://127.0.0.1",
+    "http://127.0.0.1:4201",
+    "http://localhost:4200",
+    "file://",
+]
+
+
 @pytest.mark.parametrize("kind", ["http", "websocket"])
-@pytest.mark.parametrize(
-    "origin",
-    [
-        "null",
-        "",
-        "http://evil.example",
-        "http://127.0.0.1",
-        "http://127.0.0.1:4201",
-        "http://localhost:4200",
-        "file://",
-    ],
-)
+@pytest.mark.parametrize("origin", PAGES)
 def test_a_page_of_another_server_is_refused_on_this_machine_too(kind, origin):
     sent, reached = asyncio.run(answer(kind, ("host", "127.0.0.1:4200"), ("origin", origin)))
     assert not reached
     assert sent[0].get("status") == 403 if kind == "http" else sent[0]["type"] == "websocket.close"
 
 
-@pytest.mark.parametrize(
-    "headers",
-    [
-        (),
-        (("host", "localhost"), ("host", "127.0.0.1")),
-        (("host", "gpu1"), ("origin", "http://gpu1"), ("origin", "http://evil.example")),
-    ],
-)
-def test_a_request_without_a_name_or_with_two_is_refused(headers):
-    assert not asyncio.run(answer("http", *headers))[1]
+def test_a_request_without_a_name_or_with_two_is_refused_and_what_is_no_request_passes():
+    two = (("host", "gpu1"), ("origin", "http://gpu1"), ("origin", "http://evil.example"))
+    for headers in ((), (("host", "localhost"), ("host", "127.0.0.1")), two):
+        assert not asyncio.run(answer("http", *headers))[1], headers
+    assert asyncio.run(answer("lifespan"))[1]
 
 
 def test_its_pages_are_framed_by_no_other_and_load_no_foreign_image():
     (start,), _ = asyncio.run(answer("http", ("host", "localhost")))
     (rules,) = [value.decode() for name, value in start["headers"] if name == b"content-security-policy"]
     assert "frame-ancestors 'self'" in rules and "img-src 'self' data: blob:" in rules
-
-
-def test_what_is_no_request_passes():
-    async def start():
-        seen = []
-
-        async def application(scope, receive, send):
-            seen.append(scope["type"])
-
-        await OwnPages(application, [])({"type": "lifespan"}, None, None)
-        return seen
-
-    assert asyncio.run(start()) == ["lifespan"]

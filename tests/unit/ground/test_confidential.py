@@ -28,12 +28,10 @@ RECORD = sample_record("open", "u", **TEXTS)
 MARKS = ({"confidential": True}, {"suite": "gpqa_diamond"}, {"suite": "my GPQA"})
 
 
-@pytest.mark.parametrize(
-    ("name", "marked", "expected"),
-    [("aime24", False, False), ("aime24", True, True), ("gpqa_diamond", False, True), ("My-GPQA", False, True)],
-)
-def test_a_mark_or_the_name_of_the_benchmark_makes_it_confidential(name, marked, expected):
-    assert is_confidential(name, marked=marked) is expected
+def test_a_mark_or_the_name_of_the_benchmark_makes_it_confidential():
+    names = {"aime24": False, "gpqa_diamond": True, "My-GPQA": True}
+    assert {name: is_confidential(name, marked=False) for name in names} == names
+    assert is_confidential("aime24", marked=True)
 
 
 def test_a_prompt_is_confidential_by_its_mark_or_its_source(tmp_path):
@@ -46,39 +44,34 @@ def test_a_prompt_is_confidential_by_its_mark_or_its_source(tmp_path):
     assert shown_references(tmp_path / "train.parquet") == {"u1": SECRET, "u2": None, "u3": None}
 
 
-def evaluation(folder: Path, *records: SampleRecord) -> Path:
+def evaluation(folder: Path, record: SampleRecord) -> EvaluationResults:
     folder.mkdir(parents=True)
-    write_sample_records(folder / SAMPLES_FILE, list(records))
-    write_results(folder / "results.json", results(records))
-    return folder
-
-
-def results(records: tuple[SampleRecord, ...]) -> EvaluationResults:
-    return EvaluationResults(checkpoint="rl", confidence=0.95, rows=(result_row(list(records), 0.95),))
+    write_sample_records(folder / SAMPLES_FILE, [record])
+    results = EvaluationResults(checkpoint="rl", confidence=0.95, rows=(result_row([record], 0.95),))
+    write_results(folder / "results.json", results)
+    return results
 
 
 def shown(folder: Path, record: SampleRecord) -> dict[str, str]:
     """Everything that is made of an evaluation for people or notebooks."""
-    first = evaluation(folder / "first", record)
-    second = evaluation(folder / "second", replace(record, correct=False, outcome="wrong"))
+    first, second = folder / "first", folder / "second"
+    page = evaluation_page(evaluation(first, record))
+    evaluation(second, replace(record, correct=False, outcome="wrong"))
     (cell,) = find_changes(read_evaluation(first), read_evaluation(second)).cells
     return {
         "results.json": (first / "results.json").read_text(),
-        "summary.md": markdown(evaluation_page(results((record,)))),
-        "summary.html": html(evaluation_page(results((record,)))),
+        "summary.md": markdown(page),
+        "summary.html": html(page),
         "changes": str(cell.changed) if cell.changed[0].may_be_shown else "",
     }
 
 
 @pytest.mark.parametrize("mark", MARKS)
 def test_nothing_made_of_an_evaluation_shows_confidential_text(tmp_path, mark):
-    for name, text in shown(tmp_path, replace(RECORD, **mark)).items():
-        assert SECRET not in text, name
-
-
-def test_the_same_text_is_shown_where_it_may_be(tmp_path):
-    found = shown(tmp_path, RECORD)
-    assert {name for name, text in found.items() if SECRET in text} == {"changes"}
+    found = shown(tmp_path / "hidden", replace(RECORD, **mark))
+    assert [name for name, text in found.items() if SECRET in text] == []
+    found = shown(tmp_path / "shown", RECORD)
+    assert [name for name, text in found.items() if SECRET in text] == ["changes"], "where it may be"
 
 
 def test_frames_hold_no_text_of_problems():

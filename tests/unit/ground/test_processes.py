@@ -1,17 +1,23 @@
-"""Ending child processes, requests to stop, and how programs load their libraries: with real processes."""
+"""Ending child processes, requests to stop, how programs load their libraries, shared tensors: with real processes."""
 
+import base64
 import gc
 import os
+import pickle
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import replace
 
 import psutil
 import pytest
+import torch
 from support.patience import ran, wait_until_ended
 
 from luffy.library_loading import without_collections
 from luffy.processes import end_group
+from luffy.tensor_sharing import SharedTensor, SharingFailed
 
 READY = "print('ready', flush=True); import time; time.sleep(600)"
 DEAF = f"import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); {READY}"
@@ -24,39 +30,36 @@ print(child.pid, flush=True)
 
 
 @pytest.fixture
-def started() -> Iterator[list[subprocess.Popen[bytes]]]:
-    processes: list[subprocess.Popen[bytes]] = []
-    yield processes
-    for process in processes:
-        process.kill()
+def start() -> Iterator[Callable[[str], tuple[subprocess.Popen[bytes], bytes]]]:
+    """Starts a process that leads a group, until the end of the test: it, and the line that it prints once it runs."""
+    with ExitStack() as started:
+
+        def begin(program):
+            command = [sys.executable, "-c", program]
+            pipe = subprocess.Popen(command, stdout=subprocess.PIPE, start_new_session=True)
+            process = started.enter_context(pipe)
+            started.callback(process.kill)
+            return process, process.stdout.readline()
+
+        yield begin
+
+
+ENDS = [(READY, 60.0, -15), (DEAF, 0.1, -9), ("print('ready', flush=True); raise SystemExit(7)", 60.0, 7)]
+
+
+@pytest.mark.parametrize(("program", "grace_s", "code"), ENDS)
+def test_a_process_that_ignores_sigterm_is_killed_and_any_other_ends_by_it_or_has_its_own_exit_code(
+    start, program, grace_s, code
+):
+    process, _ = start(program)
+    if code == 7:
         process.wait()
-
-
-def start(started: list[subprocess.Popen[bytes]], program: str) -> tuple[subprocess.Popen[bytes], bytes]:
-    """A process that leads a group, and the line that it prints once it runs."""
-    command = [sys.executable, "-c", program]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, start_new_session=True)
-    started.append(process)
-    assert process.stdout is not None
-    return process, process.stdout.readline()
-
-
-@pytest.mark.parametrize(("program", "grace_s", "code"), [(READY, 60.0, -15), (DEAF, 0.1, -9)])
-def test_a_process_that_ignores_sigterm_is_killed_and_any_other_ends_by_it(started, program, grace_s, code):
-    process, _ = start(started, program)
     end_group(process, grace_s=grace_s)
     assert process.returncode == code
 
 
-def test_a_process_that_has_ended_keeps_its_exit_code(started):
-    process, _ = start(started, "print('ready', flush=True); raise SystemExit(7)")
-    process.wait()
-    end_group(process)
-    assert process.returncode == 7
-
-
-def test_a_group_ends_though_its_leader_has_ended_before(started):
-    leader, line = start(started, PARENT)
+def test_a_group_ends_though_its_leader_has_ended_before(start):
+    leader, line = start(PARENT)
     grandchild = psutil.Process(int(line))
     end_group(leader, grace_s=60.0)
     wait_until_ended([grandchild])
@@ -107,17 +110,14 @@ def test_nothing_is_collected_within_the_block_and_what_it_made_is_frozen_but_in
         kept = [[] for _ in range(10_000)]
     assert gc.isenabled()
     assert gc.get_freeze_count() - frozen >= len(kept) if freeze else gc.get_freeze_count() <= frozen
-
-
-def test_a_failed_import_leaves_collection_on_and_a_program_that_had_it_off_keeps_it_off():
-    with pytest.raises(ImportError), without_collections():
+    with pytest.raises(ImportError), without_collections(freeze=freeze):
         raise ImportError
     assert gc.isenabled()
     gc.disable()
     try:
-        with without_collections():
+        with without_collections(freeze=freeze):
             pass
-        assert not gc.isenabled()
+        assert not gc.isenabled(), "as before"
     finally:
         gc.enable()
 
@@ -169,3 +169,25 @@ def test_deepspeed_loads_no_mlflow_and_its_thread_and_others_can_load_it_afterwa
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(tmp_path)}
     done = ran([sys.executable, "-c", WITH_DEEPSPEED], env=environment)
     assert done.stdout.splitlines()[-2:] == ["False False 1", "mlflow"]
+
+
+ADDS_ONE = """
+import base64, pickle, sys
+shared = pickle.loads(base64.b64decode(sys.argv[1]))
+with shared.opened() as tensor:
+    print(tensor.sum().item())
+    tensor += 1
+"""
+
+
+def test_another_process_reads_and_writes_the_same_memory_and_what_cannot_be_opened_is_named():
+    tensor = torch.arange(6, dtype=torch.uint8)[2:]
+    shared = SharedTensor.of(tensor)
+    done = ran([sys.executable, "-c", ADDS_ONE, base64.b64encode(pickle.dumps(shared)).decode()])
+    assert done.stdout.strip() == "14", done.stderr
+    assert tensor.tolist() == [3, 4, 5, 6]
+    elsewhere = replace(shared, gpu="GPU-elsewhere")
+    lost = replace(shared, handle=shared.handle.replace(b"/torch_", b"/trrch_"))
+    for cannot, why in ((elsewhere, "does not see GPU GPU-elsewhere"), (lost, "trrch")):
+        with pytest.raises(SharingFailed, match=why), cannot.opened():
+            pass

@@ -31,13 +31,25 @@ def opened(workspace) -> Callable[..., Experiment]:
     return open_it
 
 
+HELD = """
+import os, socket, sys
+from contextlib import nullcontext
+from pathlib import Path
+from luffy.pipeline import gpus, lock, workspace
+place = Path(sys.argv[1])
+with {} as held:
+    print(held, flush=True)
+    sys.stdin.read()
+"""
+
+
 @pytest.fixture
-def started() -> Iterator[Callable[..., tuple[subprocess.Popen[str], str]]]:
-    """Starts a program that says a line, and that lives until its input ends or it is killed: it, and the line."""
+def holding() -> Iterator[Callable[..., tuple[subprocess.Popen[str], str]]]:
+    """Starts a process that holds something at a `place` until its input ends or it is killed: it, and what it got."""
     with ExitStack() as ended:
 
-        def start(code, *arguments, command=(sys.executable,), **options):
-            words = [*command, "-c", code, *map(str, arguments)]
+        def start(what, place, command=(sys.executable,), **options):
+            words = [*command, "-c", HELD.format(what), str(place)]
             pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
             process = ended.enter_context(subprocess.Popen(words, **pipes, **options))
             ended.callback(process.kill)

@@ -15,6 +15,7 @@ from luffy.pipeline.resources import check_resources
 from luffy.stages import prepare_data
 
 LOSS = "objective.terms.on_policy.loss={kind: custom, function: '%s:loss'}"
+ROW = '{"prompt": "1 + 1 =", "answer": "2", "completion": "2"}\n'
 
 
 @pytest.fixture
@@ -35,23 +36,22 @@ def own_code(tmp_path, monkeypatch):
         del sys.modules[name]
 
 
-@pytest.mark.parametrize(
-    ("module", "statement"),
-    [
-        ("mine", "from squashing import squash"),
-        ("mine", "import os, squashing as s"),
-        ("mine", "def loss(tokens):\n    import squashing"),
-        ("mine", "import between"),
-        ("packed.mine", "from squashing import *"),
-        ("packed.mine", "from . import near"),
-        ("packed.mine", "from .near import squash"),
-        ("packed.mine", "from packed.near import squash"),
-    ],
-)
+IMPORTS = [
+    ("mine", "from squashing import squash"),
+    ("mine", "import os, squashing as s"),
+    ("mine", "def loss(tokens):\n    import squashing"),
+    ("mine", "import between"),
+    ("packed.mine", "from squashing import *"),
+    ("packed.mine", "from . import near"),
+    ("packed.mine", "from .near import squash"),
+    ("packed.mine", "from packed.near import squash"),
+]
+
+
+@pytest.mark.parametrize(("module", "statement"), IMPORTS)
 def test_what_a_module_of_the_users_imports_from_beside_itself_is_identity(own_code, module, statement):
-    file = module.replace(".", "__in__")
     own_code(between="import squashing", packed__in____init__="", packed__in__near="import squashing")
-    own_code(**{file: f"{statement}\nloss = None"}, squashing="one = 1")
+    own_code(**{module.replace(".", "__in__"): f"{statement}\nloss = None"}, squashing="one = 1")
 
     def files() -> dict[str, str]:
         settings = next(node.settings for node in opened(".", "smoke.yaml", LOSS % module).nodes if node.name == "rl")
@@ -63,13 +63,12 @@ def test_what_a_module_of_the_users_imports_from_beside_itself_is_identity(own_c
     assert changed == {f"{module}:loss imports squashing"}
 
 
-def test_only_the_users_own_code_counts(own_code, tmp_path):
+def test_only_the_users_own_code_counts(own_code, tmp_path, monkeypatch):
     (tmp_path / "place" / "other-1.dist-info").mkdir(parents=True)
     (tmp_path / "place/other.py").touch()
-    sys.path.insert(0, str(tmp_path / "place"))
+    monkeypatch.syspath_prepend(tmp_path / "place")
     own_code(mine="import json, torch, luffy.types, other, no_such_module, near", near="import mine")
     assert [*own_imports("mine:loss")] == ["near"]
-    sys.path.remove(str(tmp_path / "place"))
 
 
 def test_own_code_that_is_loaded_otherwise_than_by_a_statement_is_refused(own_code):
@@ -92,16 +91,16 @@ def test_replaced_weights_of_the_same_size_and_time_are_others(tmp_path, size):
     assert len(found) == 2
 
 
-@pytest.mark.parametrize(
-    ("method", "path", "setting"),
-    [
-        ("opd", "work/models/qwen", "rl.teachers.teacher.path"),  # of a hub id there is at most one slash
-        ("opd", "my models/qwen", "rl.teachers.teacher.path"),
-        ("opd", "~nobody-here/qwen", "rl.teachers.teacher.path"),
-        ("opd", "qwen.gguf", "rl.teachers.teacher.path"),
-        ("tgopd", "/nowhere/qwen", "difficulty.teacher"),
-    ],
-)
+MISSING = [
+    ("opd", "work/models/qwen", "rl.teachers.teacher.path"),  # of a hub id there is at most one slash
+    ("opd", "my models/qwen", "rl.teachers.teacher.path"),
+    ("opd", "~nobody-here/qwen", "rl.teachers.teacher.path"),
+    ("opd", "qwen.gguf", "rl.teachers.teacher.path"),
+    ("tgopd", "/nowhere/qwen", "difficulty.teacher"),
+]
+
+
+@pytest.mark.parametrize(("method", "path", "setting"), MISSING)
 def test_a_model_that_is_neither_here_nor_a_hub_id_is_missing_before_a_run(tmp_path, method, path, setting):
     with refused(f"{setting}: {path}: no such file", error=DataError):
         opened(tmp_path, "smoke.yaml", f"method={method}", f'rl.teachers.teacher={{kind: model, path: "{path}"}}')
@@ -113,28 +112,18 @@ def test_a_folder_without_a_model_is_named_by_the_setting_of_its_teacher(tmp_pat
         check_resources(load_experiment("smoke", ["method=opd", asked]))
 
 
-def test_a_file_that_changes_between_plan_and_start_ends_the_stage_before_it_begins(tmp_path):
-    rows = tmp_path / "rows.jsonl"
-    text = '{"prompt": "1 + 1 =", "answer": "2", "completion": "2"}\n' * 3
-    rows.write_text(text)
-    experiment = opened(tmp_path / "work", "smoke.yaml", f"data.suites.more={{kind: file, path: {rows}}}")
-    rows.write_text(text[: len(text) // 3])
-    with pytest.raises(StageFailed) as failure:
-        execute(experiment, "prepare_data")
-    assert failure.value.exit_code == 2
-    assert "changed since the run was planned: rows.jsonl (data.suites.more)" in str(failure.value)
-    assert not [*(tmp_path / "work/stages").rglob("*.parquet")]
-
-
-def test_of_a_stage_under_which_a_file_changes_nothing_is_kept(tmp_path, monkeypatch):
-    """The file changes where rows have been read and tokens are counted."""
+@pytest.mark.parametrize("moment", ["between plan and start", "while its tokens are counted"])
+def test_of_a_stage_under_which_a_file_changes_nothing_is_kept(tmp_path, monkeypatch, moment):
     rows, build = tmp_path / "rows.jsonl", prepare_data.build_tokenizer
-    text = '{"prompt": "1 + 1 =", "answer": "2", "completion": "2"}\n'
-    rows.write_text(text)
-    edited = text.replace("2", "3")
+    rows.write_text(ROW * 3)
     experiment = opened(tmp_path / "work", "smoke.yaml", f"data.suites.more={{kind: file, path: {rows}}}")
-    monkeypatch.setattr(prepare_data, "build_tokenizer", lambda texts: (rows.write_text(edited), build(texts))[1])
-    with pytest.raises(StageFailed, match="nothing of its result is kept") as failure:
+    if moment == "between plan and start":
+        rows.write_text(ROW)
+        complaint = r"changed since the run was planned: rows\.jsonl \(data\.suites\.more\)"
+    else:
+        monkeypatch.setattr(prepare_data, "build_tokenizer", lambda texts: (rows.write_text(ROW), build(texts))[1])
+        complaint = "nothing of its result is kept"
+    with pytest.raises(StageFailed, match=complaint) as failure:
         execute(experiment, "prepare_data")
     assert failure.value.exit_code == 2
     directory = experiment.plan_node("prepare_data").directory

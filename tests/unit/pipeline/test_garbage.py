@@ -5,16 +5,16 @@ import json
 import os
 import shutil
 import signal
-import subprocess
 import sys
 import threading
 
 import pytest
-from support.patience import PATIENCE_S, wait_until
+from support.patience import PATIENCE_S, ran, wait_until
 from support.refusals import refused
 from synthetic.finished_stages import begin, finish, finish_all, run_of
 
 from luffy.cli.main import main
+from luffy.pipeline import experiment as experiments
 from luffy.pipeline.disk import freed_bytes, measure
 from luffy.pipeline.experiment import ExperimentRun, StageObserver, open_experiment, start_run
 from luffy.pipeline.garbage import Retention, dispose, survey
@@ -25,21 +25,8 @@ from luffy.pipeline.workspace import Workspace, claiming, write_run
 
 ALL = Retention()
 OTHER_SFT = "sft.optimizer.lr=2e-3"
-RUN = """
-import os, socket, sys
-from pathlib import Path
-from luffy.pipeline.workspace import write_run
-from luffy.pipeline.lock import stage_lock
-
-directory = Path(sys.argv[1])
-with stage_lock(directory):
-    write_run(directory, {"state": "running", "pid": os.getpid(), "host": socket.gethostname()})
-    print("runs", flush=True)
-    sys.stdin.read()
-"""
-needs_bubblewrap = pytest.mark.skipif(
-    shutil.which("bwrap") is None, reason="needs bubblewrap: apt-get install bubblewrap"
-)
+RUN = "lock.stage_lock(place), nullcontext(workspace.write_run(place, %s))"
+RUN %= '{"state": "running", "pid": os.getpid(), "host": socket.gethostname()}'
 
 
 def directories(experiment, *nodes):
@@ -96,11 +83,11 @@ def test_what_a_record_names_or_links_stays_with_its_sources_and_for_a_live_one_
     only = {"evaluate_rl": record["stages"]["evaluate_rl"]}
     file.write_text(json.dumps({**record, "stages": only}))
     assert going(workspace) == directories(opened(), "evaluate_base", "evaluate_sft", "report")
-    file.write_text('{"state": "paused", "started": "yesterday"}')
-    assert directory not in going(workspace, keep_runs=0)
-    assert going(workspace) == set(), "a record of another version: what is linked beside it"
-    file.write_text("{")  # what is linked beside it
-    assert going(workspace, keep_runs=0) == set()
+    # A record of another version, or a damaged one: what is linked beside it.
+    for text in ('{"state": "paused", "started": "yesterday"}', '{"state": 1, "started": 2, "config": [3]}', "{"):
+        file.write_text(text)
+        assert directory not in going(workspace, keep_runs=0), text
+        assert (going(workspace), read_run(directory).tags) == (set(), frozenset()), text
     finish_all(opened(OTHER_SFT))
     live = workspace.new_run("smoke", {})
     (live / "run.json").write_text("{")
@@ -110,14 +97,14 @@ def test_what_a_record_names_or_links_stays_with_its_sources_and_for_a_live_one_
 
 
 @pytest.mark.parametrize("held_before", [True, False])
-def test_a_stage_in_use_by_another_process_stays(workspace, opened, started, held_before):
+def test_a_stage_in_use_by_another_process_stays(workspace, opened, holding, held_before):
     finish_all(opened())
     workspace.runs.mkdir()
     (victim,) = directories(opened(), "rl")
     with stage_lock(victim):
         pass  # a stage has begun here
     before = survey(workspace, ALL)
-    holder, _ = started(RUN, victim)
+    holder, _ = holding(RUN, victim)
     now = survey(workspace, ALL)
     assert f"rl/{victim.name}: in use by pid {holder.pid}" in " ".join(now.notes)
     dispose(workspace, ALL, (now if held_before else before).garbage)
@@ -126,65 +113,59 @@ def test_a_stage_in_use_by_another_process_stays(workspace, opened, started, hel
     assert left == directories(opened(), "prepare_data", "base", "sft", "rl")
 
 
-# Deletes one file of what has lost its name, and then takes its time.
-SLOW = """
-import sys, time
+STRUCK = """
+import os, signal, sys
 from luffy.cli.main import main
 from luffy.pipeline import garbage
 
 def delete(path, **options):
     next(file for file in path.rglob("*") if file.is_file()).unlink()
-    print("deleting", flush=True)
-    time.sleep(7200)
+    os.kill(os.getpid(), signal.SIGKILL)
 
 garbage.delete = delete
 main(["gc", "--delete", *sys.argv[1:]])
 """
 
 
-def test_kill_9_during_a_deletion_keeps_needed_results_and_the_next_one_finishes_it(workspace, two):
+def test_the_command_lists_and_deletes_with_its_flag_and_after_kill_9_of_it_the_next_one_finishes(
+    workspace, two, capsys, monkeypatch
+):
     first, second = two
-    command = [sys.executable, "-c", SLOW, "--keep-runs", "1", "--workspace", str(workspace.root)]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    for line in process.stdout:
-        if line == "deleting\n":
-            break
-    process.send_signal(signal.SIGKILL)
-    process.wait()
+    monkeypatch.setenv("COLUMNS", "200")
+    asked = ["--keep-runs", "1", "--workspace", str(workspace.root)]
+    assert main(["gc", *asked]) == 0
+    out = capsys.readouterr().out
+    assert all(words in out for words in ("runs/smoke-1", "only smoke-1 used it", "--delete"))
+    assert actions(first) == actions(second) == {"reuse"} and (workspace.runs / "smoke-1").is_dir()
+    assert ran([sys.executable, "-c", STRUCK, *asked]).returncode == -signal.SIGKILL
     assert list(workspace.runs.glob(".trash-*")) or list(workspace.stages.glob("*/.trash-*"))
-    assert actions(second) == {"reuse"}
-    assert actions(first) == {"reuse", "run"}
+    assert (actions(first), actions(second)) == ({"reuse", "run"}, {"reuse"})
     assert all(not directory.name.startswith(".") for directory in workspace.siblings("rl"))
-    assert main(["gc", "--delete", "--keep-runs", "1", "--workspace", str(workspace.root)]) == 0
-    assert not list(workspace.root.rglob(".trash-*"))
+    assert main(["gc", "--delete", *asked]) == 0
+    assert not list(workspace.root.rglob(".trash-*")) and not (workspace.runs / "smoke-1").exists()
     assert actions(second) == {"reuse"}
+    assert main(["gc", "--runs", "none", *asked[2:]]) == 2
 
 
-def test_a_run_under_way_keeps_the_results_it_will_reuse_and_cannot_be_given_up(workspace, opened):
+def test_a_run_that_holds_its_lock_keeps_what_it_will_reuse_and_cannot_be_given_up(workspace, opened):
     # The keys are those of the real code, as the running flow would compute them.
     experiment = open_experiment(opened().config, workspace)
     finish_all(experiment, steps=20)
-    run = ExperimentRun(experiment, workspace.new_run("smoke", {"state": "running"}))
-    with stage_lock(run.directory):
+    with start_run(experiment) as run:
         run.execute("prepare_data", StageObserver())
-        assert going(workspace, keep_runs=0) == set()
+        record = json.loads((run.directory / "run.json").read_text())
         with refused("--runs smoke-1", "is under way", f"pid {os.getpid()} on "):
             survey(workspace, Retention(names=("smoke-1",)))
-
-
-def test_a_run_is_alive_while_a_process_holds_its_lock_whatever_its_record_says(workspace, opened):
-    with start_run(opened()) as run:
-        record = json.loads((run.directory / "run.json").read_text())
-        write_run(run.directory, {**record, "pid": 1, "host": "elsewhere", "started": "2099-01-01T00:00:00+00:00"})
-        assert read_run(run.directory).condition == "running"
-        assert going(workspace, keep_runs=0) == set()
+        for said in ({}, {"pid": 1, "host": "elsewhere", "started": "2099-01-01T00:00:00+00:00"}):
+            write_run(run.directory, {**record, **said})
+            assert (read_run(run.directory).condition, going(workspace, keep_runs=0)) == ("running", set()), said
     write_run(run.directory, {**record, "pid": os.getpid()})
     assert read_run(run.directory).condition == "killed"
 
 
-@pytest.mark.parametrize(("again", "name"), [((), "smoke-1"), (("base.steps=21",), "smoke-2")])
+@pytest.mark.parametrize(("again", "name"), [((), "smoke-1"), (("base.steps=21",), "smoke-3")])
 @pytest.mark.parametrize("error", [None, KeyboardInterrupt, RuntimeError])
-def test_the_same_command_after_an_early_end_goes_on_with_the_same_run(workspace, opened, error, again, name):
+def test_the_same_command_after_an_early_end_goes_on_with_the_same_run(opened, error, again, name):
     with contextlib.suppress(BaseException), start_run(opened()) as run:
         started = read_run(run.directory).started
         raise (error or SystemExit)
@@ -192,12 +173,27 @@ def test_the_same_command_after_an_early_end_goes_on_with_the_same_run(workspace
         run.record("running")
     with start_run(opened("base.steps=22")):  # in between
         pass
-    name = name.replace("2", "3")
     with start_run(opened(*again)) as run:
         assert run.directory.name == name
-        assert name == "smoke-3" or read_run(run.directory).started == started
+        assert again or read_run(run.directory).started == started
     with start_run(opened(*again)) as run:
         assert run.directory.name != name, "a finished run is another one"
+
+
+def test_the_same_command_at_the_same_moment_begins_a_run_of_its_own(opened, monkeypatch):
+    with contextlib.suppress(KeyboardInterrupt), start_run(opened()):
+        raise KeyboardInterrupt
+    unfinished = experiments._unfinished_run
+    with contextlib.ExitStack() as other:
+
+        def found(experiment):
+            record = unfinished(experiment)
+            other.enter_context(stage_lock(record.directory))  # the other one is as fast, and takes it
+            return record
+
+        monkeypatch.setattr(experiments, "_unfinished_run", found)
+        with start_run(opened()) as run:
+            assert run.directory.name == "smoke-2"
 
 
 READ = "import sys; from pathlib import Path; from luffy.pipeline.records import read_run\n"
@@ -206,20 +202,14 @@ CONTAINER = ["bwrap", "--dev-bind", "/", "/", "--unshare-pid", "--proc", "/proc"
 NAMED = ["--unshare-user", "--unshare-uts", "--hostname", "inside"]
 
 
-@needs_bubblewrap
-def test_a_container_sees_a_live_run_outside_as_running(opened):
-    """With the host name of the machine, and process numbers of its own."""
+@pytest.mark.skipif(shutil.which("bwrap") is None, reason="needs bubblewrap: apt-get install bubblewrap")
+def test_runs_outside_and_inside_of_a_container_are_seen_to_live_and_to_be_dead(workspace, opened, holding):
+    """With process numbers of its own, and another host name, as Docker gives one to each container."""
     with start_run(opened()) as run:
-        command = [*CONTAINER, sys.executable, "-c", READ, str(run.directory)]
-        seen = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert seen.stdout == "running\n"
-
-
-@needs_bubblewrap
-def test_a_run_that_was_killed_in_a_container_is_seen_to_be_dead_outside(workspace, started):
-    """Under another host name, too, as Docker gives one to each container."""
+        seen = ran([*CONTAINER, sys.executable, "-c", READ, run.directory])
+    assert seen.stdout == "running\n", seen.stderr
     directory = workspace.new_run("smoke", {})
-    container, _ = started(RUN, directory, command=[*CONTAINER, *NAMED, sys.executable])
+    container, _ = holding(RUN, directory, command=[*CONTAINER, *NAMED, sys.executable])
     record = read_run(directory)
     assert (record.host, record.condition) == ("inside", "running")
     container.kill()
@@ -228,9 +218,7 @@ def test_a_run_that_was_killed_in_a_container_is_seen_to_be_dead_outside(workspa
 
 
 @pytest.mark.parametrize("moment", ["directory", "record"])
-def test_a_run_that_is_just_beginning_survives_a_deletion_after_a_jump_of_the_clock(
-    workspace, opened, monkeypatch, moment
-):
+def test_a_run_that_is_just_beginning_survives_a_deletion_after_a_jump_of_the_clock(opened, monkeypatch, moment):
     """Whatever its files' age: an empty directory, and a record that does not name a process yet."""
     deletions = []
 
@@ -242,10 +230,9 @@ def test_a_run_that_is_just_beginning_survives_a_deletion_after_a_jump_of_the_cl
         for path in (*directory.iterdir(), directory):
             os.utime(path, (0, 0))
         rules = Retention(keep_runs=0)
-        deletion = threading.Thread(target=lambda: dispose(workspace, rules, survey(workspace, rules).garbage))
-        deletions.append(deletion)
-        deletion.start()
-        deletion.join(0.5)
+        deletions.append(threading.Thread(target=lambda: dispose(workspace, rules, survey(workspace, rules).garbage)))
+        deletions[0].start()
+        deletions[0].join(0.5)
         return directory
 
     monkeypatch.setattr(Workspace, "new_run", begins)
@@ -255,29 +242,23 @@ def test_a_run_that_is_just_beginning_survives_a_deletion_after_a_jump_of_the_cl
         assert read_run(run.directory).condition == "running"
 
 
-def test_only_what_the_pipeline_has_made_goes(workspace):
+def test_only_what_the_pipeline_has_made_goes_and_links_are_not_followed(workspace, opened, tmp_path):
     """An empty folder that is named like a key is of a stage that has never begun."""
-    key, places = "0123456789abcdef", workspace.stages / "rl"
-    for name in (key, key[::-1], "notes"):
-        (places / name).mkdir(parents=True)
-    (places / key[::-1] / "mine.txt").write_text("kept")
-    found = survey(workspace, ALL)
-    assert {item.path for item in found.garbage} == {places / key}
-    assert {note.split(":")[0] for note in found.notes} == {f"rl/{key[::-1]}", "rl/notes"}
-
-
-def test_links_are_not_followed(workspace, opened, tmp_path):
-    outside = tmp_path / "outside"
     finish_all(opened())
+    outside, key, places = tmp_path / "outside", "0123456789abcdef", workspace.stages / "rl"
+    for name in (key, key[::-1], "notes"):
+        (places / name).mkdir()
+    (places / key[::-1] / "mine.txt").write_text("kept")
     (moved,) = directories(opened(), "report")
     moved.rename(outside)
     moved.symlink_to(outside)
     (inside,) = directories(opened(), "evaluate_rl")
     (inside / "link").symlink_to(outside)
-    result = survey(workspace, ALL)
-    assert f"report/{moved.name}: is a link" in " ".join(result.notes)
-    dispose(workspace, ALL, result.garbage)
-    assert not inside.exists()
+    found = survey(workspace, ALL)
+    assert {note.split(":")[0] for note in found.notes} == {f"rl/{key[::-1]}", "rl/notes", f"report/{moved.name}"}
+    assert f"report/{moved.name}: is a link" in " ".join(found.notes)
+    dispose(workspace, ALL, found.garbage)
+    assert not inside.exists() and {path.name for path in places.iterdir()} == {key[::-1], "notes"}
     assert (outside / "manifest.json").is_file() and moved.is_symlink()
 
 
@@ -286,6 +267,7 @@ LEFT = {  # what lies where, folders with a slash at their end; and why it goes,
     "{begun}/checkpoints/step_000020/": None,
     "{begun}/checkpoints/step_000030/": HALF,
     "{begun}/checkpoints/incoming_step_000010/": HALF,
+    "{begun}/checkpoints/.trash-step_000010-0f/": HALF,
     "{begun}/.manifest.json.a1b2_c3d": WRITTEN,
     "{begun}/.gitattributes": None,
     "{sft}/checkpoints/step_000040/": None,
@@ -303,7 +285,7 @@ LEFT = {  # what lies where, folders with a slash at their end; and why it goes,
 }
 
 
-def test_what_a_kill_has_left_goes_also_when_its_deletion_is_killed(workspace, opened, monkeypatch):
+def test_what_a_kill_has_left_goes(workspace, opened):
     finished = opened("evaluation.confidence=0.9")
     finish_all(finished)
     finish(finished, "sft", steps=40)
@@ -333,17 +315,7 @@ def test_what_a_kill_has_left_goes_also_when_its_deletion_is_killed(workspace, o
     listed = survey(workspace, ALL)
     goes = {path: reason for path, reason in reasons.items() if reason is not None}
     assert {item.path: item.reason for item in listed.garbage} == {**goes, link: WRITTEN}
-    assert "rl/notes: is no stage's result" in " ".join(listed.notes)
-
-    def kill(path, **options):
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as killed, pytest.raises(KeyboardInterrupt):
-        killed.setattr("luffy.pipeline.garbage.delete", kill)
-        dispose(workspace, ALL, listed.garbage)
-    left = survey(workspace, ALL).garbage
-    assert left and all(item.path.name.startswith(".trash-") for item in left)
-    dispose(workspace, ALL, left)
+    dispose(workspace, ALL, listed.garbage)
     assert not list(workspace.root.rglob(".trash-*")) and not link.is_symlink()
     assert {path: path.exists() for path in reasons} == {path: reason is None for path, reason in reasons.items()}
     assert actions(finished) == {"reuse"}
@@ -410,27 +382,12 @@ def test_a_run_takes_up_no_stage_during_a_deletion_and_says_so(workspace, opened
 
 
 def test_a_file_hard_linked_elsewhere_frees_nothing(tmp_path):
-    a, b, c = (tmp_path / folder for folder in ("a", "b", "c"))
-    for folder in (a, b, c):
+    a, b, c = folders = [tmp_path / name for name in "abc"]
+    for folder in folders:
         folder.mkdir()
-    (a / "file").write_bytes(b"x" * 1000)
-    for folder in (b, c):
-        os.link(a / "file", folder / "file")
+        (folder / "file").write_bytes(b"x" * 1000) if folder == a else os.link(a / "file", folder / "file")
     assert (measure(a), measure(b, c)) == (1000, 2000)
     assert (freed_bytes(a, b), freed_bytes(a, b, c)) == (0, 1000)
-
-
-def test_the_command_lists_and_deletes_only_with_its_flag(workspace, two, capsys, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "200")
-    asked = ["gc", "--keep-runs", "1", "--workspace", str(workspace.root)]
-    assert main(asked) == 0
-    out = capsys.readouterr().out
-    assert "runs/smoke-1" in out and "only smoke-1 used it" in out and "--delete" in out
-    assert (workspace.runs / "smoke-1").is_dir()
-    assert main([*asked, "--delete"]) == 0
-    assert not (workspace.runs / "smoke-1").exists()
-    assert (actions(two[0]), actions(two[1])) == ({"reuse", "run"}, {"reuse"})
-    assert main(["gc", "--runs", "none", "--workspace", str(workspace.root)]) == 2
 
 
 def test_runs_are_found_by_name_path_and_experiment(workspace, two):

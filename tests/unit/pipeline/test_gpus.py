@@ -5,28 +5,27 @@ The driver is a script in nvidia-smi's place.
 
 import importlib.util
 import json
+import os
 import re
-import subprocess
-import sys
 import tempfile
 import threading
-from pathlib import Path
 
+import psutil
 import pytest
 from support.patience import PATIENCE_S, wait_until
 from support.refusals import refused
+from support.stages import CONFIGS
 from synthetic.reward_models import reward_folder
 
 from luffy.cli.main import main
 from luffy.config import load_experiment
-from luffy.config.many_runs.sweep_runs import kind_of_file, load_sweep
-from luffy.errors import EXIT_INTERRUPTED, EXIT_TEMPORARY, LostError, StageFailed
+from luffy.config.many_runs.sweep_runs import load_sweep
+from luffy.errors import EXIT_INTERRUPTED, EXIT_TEMPORARY, LostError, StageFailed, WorkspaceError
 from luffy.pipeline import gpus, resources
 from luffy.pipeline.gpus import gpus_of_stage, own_gpus
 from luffy.pipeline.graph import build_graph
 from luffy.pipeline.resources import check_resources, find_resources
 
-CONFIGS = Path(__file__).parents[3] / "exp_configs"
 SMOKE, SEVEN_B = "smoke", "luffy_qwen2.5_math_7b"
 NODE = [81559] * 8
 """MiB of the GPUs of a machine with eight."""
@@ -57,15 +56,18 @@ def named(line, words):
     return all(part in line for part in words.split(" ... "))
 
 
-@pytest.mark.parametrize(
-    ("visible", "expected"),
-    [(None, (79.65, 40)), ("1", (40,)), ("GPU-00", (79.65,)), ("0, 1", (79.65, 40)), ("", ()), ("-1", ())],
-)
-def test_visible_gpus_are_counted_and_measured(driver, monkeypatch, visible, expected):
+def test_visible_gpus_are_counted_and_measured(driver, monkeypatch):
     driver([81559, 40960])
-    if visible is not None:
-        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    assert [gpu.memory_gib for gpu in gpus.detected_gpus()] == pytest.approx(expected, abs=0.01)
+    shown = {"1": (40,), "GPU-00": (79.65,), "0, 1": (79.65, 40), "": (), "-1": ()}
+    for visible, expected in {None: (79.65, 40), **shown}.items():
+        if visible is not None:
+            monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+        found = [gpu.memory_gib for gpu in gpus.detected_gpus()]
+        assert found == pytest.approx(expected, abs=0.01), visible
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    driver("echo '0, GPU-aa, [N/A]'")  # as of a GPU that shares the machine's
+    (gpu,) = gpus.detected_gpus()
+    assert gpu.memory_gib == psutil.virtual_memory().total / 2**30
 
 
 KINDS = ("GPU in SFT", "shared GPU in a rollout", "shared GPU in an update", "GPU in evaluation")
@@ -80,33 +82,28 @@ TEACHERS = [
 UNTRAINED = ["base=null", "data.corpus=null", "model.architecture=null"]
 
 
-@pytest.mark.parametrize(
-    ("script", "file", "overrides", "notes"),
-    [
-        ("sleep 60", SEVEN_B, DETECTED, UNKNOWN),
-        ("echo 'No devices were found'", SEVEN_B, DETECTED, UNKNOWN),
-        ("exit 9", SEVEN_B, DETECTED, UNKNOWN),
-        (None, SEVEN_B, DETECTED, ["this machine has none: ranks and engines would run on its CPU", UNKNOWN[1]]),
-        ("exit 9", SEVEN_B, ["model.path=nobody/has-it"], [UNKNOWN[0], "the shape of nobody/has-it is unknown here"]),
-        (NODE, SEVEN_B, [APART, "model.path=nobody/x"], ["8 GPUs needed", "weights through CPU memory", "nobody/x"]),
-        ("exit 9", SMOKE, [], []),
-    ],
-)
+UNCHECKED = [
+    ("sleep 60", SEVEN_B, DETECTED, UNKNOWN),
+    ("echo 'No devices were found'", SEVEN_B, DETECTED, UNKNOWN),
+    ("exit 9", SEVEN_B, DETECTED, UNKNOWN),
+    (None, SEVEN_B, DETECTED, ["this machine has none: ranks and engines would run on its CPU", UNKNOWN[1]]),
+    ("exit 9", SEVEN_B, ["model.path=nobody/has-it"], [UNKNOWN[0], "the shape of nobody/has-it is unknown here"]),
+    (NODE, SEVEN_B, [APART, "model.path=nobody/x"], ["8 GPUs needed", "weights through CPU memory", "nobody/x"]),
+    # 1,543,714,304 parameters in bfloat16, and as many in float32
+    (NODE, SEVEN_B, TEACHERS, ["8 GPUs needed", "take turns on a GPU: 8.6 GiB of CPU memory for each rank"]),
+    ("exit 9", SMOKE, [], []),
+]
+
+
+@pytest.mark.parametrize(("script", "file", "overrides", "notes"), UNCHECKED)
 def test_what_cannot_be_checked_is_a_note(driver, monkeypatch, script, file, overrides, notes):
     monkeypatch.setattr(gpus, "_QUERY_TIMEOUT_S", 0.5)
     if script is not None:
         driver(script)
     found = find_resources(load(file, overrides))
-    assert found.complaints == ()
-    assert found.gpus == () or overrides == DETECTED
+    assert found.complaints == () or overrides == TEACHERS
+    assert found.gpus == () or overrides in (DETECTED, TEACHERS)
     assert all(named(note, words) for note, words in zip(found.notes, notes, strict=True)), found.notes
-
-
-def test_teachers_that_take_turns_are_counted_in_cpu_memory(driver):
-    driver(NODE)
-    notes = find_resources(load(SEVEN_B, TEACHERS)).notes
-    # 1,543,714,304 parameters in bfloat16, and as many in float32
-    assert any("take turns on a GPU: 8.6 GiB of CPU memory for each rank" in note for note in notes), notes
 
 
 SFT = ["chain=sft", "method=sft", "sft={epochs: 3, batch_size: 64, optimizer: {lr: 5e-5}}"]
@@ -125,33 +122,36 @@ IN_TURNS = [
     "chain=rl", "method=luffy", "model.dtype=bfloat16", "model={path: Qwen/Qwen2.5-1.5B}", *UNTRAINED,
     "rl.engine=vllm", "execution={zero_stage: 1, gradient_checkpointing: true}",
 ]  # fmt: skip
-REAL_SIZES = ("luffy_qwen2.5_math_1.5b", SEVEN_B)
+LORA = ["chain=rl", "method=luffy", "rl.engine=vllm", "model.lora={rank: 4, alpha: 8}"]
+KERNELS = "execution.vllm.batch_invariant"
 TWO_NODES = ["execution.ray={address: auto, trainer_ranks: 16, engines: 16}"]
+FITTING = [  # experiment, MiB of the GPUs, overrides, and how many GPUs of each kind are estimated, where that matters
+    *((file, NODE, overrides, None) for file in ("luffy_qwen2.5_math_1.5b", SEVEN_B) for overrides in ([], DETECTED)),
+    *((SEVEN_B, NODE, [*TWO_NODES, *overrides], None) for overrides in ([], DETECTED, OVERLAPPING)),
+    (SEVEN_B, NODE, HALVES, None),
+    (SEVEN_B, NODE[:4], ["execution.ray.address=auto", "execution.vllm.engines=4"], None),
+    (SEVEN_B, NODE[:2], [*TWO, "model.lora={rank: 32, alpha: 64}"], None),
+    (SEVEN_B, NODE, [*EMBEDDED, "execution.rollout_batch_size=64"], None),
+    (SEVEN_B, NODE, ["cluster=local"], None),
+    # An adapter beside float32 weights, and kernels for GPUs, where there are none or which are not needed.
+    (SMOKE, [], [*LORA, "model.dtype=float32"], None),
+    (SMOKE, NODE, [*LORA, "execution.vllm.adapter=merged"], None),
+    (SMOKE, NODE, [*LORA, "rl.engine=cluster"], None),
+    (SMOKE, [], [f"{KERNELS}=true"], None),
+    (SMOKE, [], [f"{KERNELS}=true", "cluster=ray", "execution.ray.address=auto"], None),
+    (SMOKE, NODE, [f"{KERNELS}=true", "rl.engine=vllm"], None),
+    # A local run with vLLM is checked where there are GPUs.
+    (SMOKE, [], QWEN_14B, {}),
+    (SMOKE, NODE[:3], QWEN_14B, {"GPU in evaluation": 3}),
+    (SMOKE, [], IN_TURNS, {}),
+    (SMOKE, NODE[:1], [*IN_TURNS, f"{SHARE}=0.3"], dict.fromkeys(KINDS[1:3], 1)),
+]
 
 
-@pytest.mark.parametrize(
-    ("file", "mib", "overrides", "stages", "counts"),
-    [
-        *((file, NODE, overrides, None, None) for file in REAL_SIZES for overrides in ([], DETECTED)),
-        *((SEVEN_B, NODE, [*TWO_NODES, *overrides], None, None) for overrides in ([], DETECTED, OVERLAPPING)),
-        (SEVEN_B, NODE, HALVES, None, None),
-        (SEVEN_B, NODE[:4], ["execution.ray.address=auto", "execution.vllm.engines=4"], None, None),
-        (SEVEN_B, NODE[:2], [*TWO, "model.lora={rank: 32, alpha: 64}"], None, None),
-        (SEVEN_B, NODE, [*EMBEDDED, "execution.rollout_batch_size=64"], None, None),
-        (SEVEN_B, NODE, ["cluster=local"], None, None),
-        (SEVEN_B, NODE[:2], ["execution.vllm.engines=2"], ("sweep",), {"GPU in evaluation": 2}),
-        # A local run with vLLM is checked where there are GPUs.
-        (SMOKE, [], QWEN_14B, None, {}),
-        (SMOKE, NODE[:3], QWEN_14B, None, {"GPU in evaluation": 3}),
-        (SMOKE, [], IN_TURNS, None, {}),
-        (SMOKE, NODE[:1], [*IN_TURNS, f"{SHARE}=0.3"], None, dict.fromkeys(KINDS[1:3], 1)),
-    ],
-)
-def test_a_layout_that_can_work_has_no_complaints(driver, file, mib, overrides, stages, counts):
+@pytest.mark.parametrize(("file", "mib", "overrides", "counts"), FITTING)
+def test_a_layout_that_can_work_has_no_complaints(driver, file, mib, overrides, counts):
     driver(mib)
-    config = load(file, overrides)
-    nodes = build_graph(config, (1,) if stages == ("sweep",) else ())
-    found = find_resources(config, stages and [node for node in nodes if node.stage in stages])
+    found = find_resources(load(file, overrides))
     assert found.complaints == ()
     assert counts in (None, {gpu.name: gpu.count for gpu in found.gpus})
 
@@ -163,6 +163,9 @@ def test_what_a_part_of_a_chain_does_not_need_is_said_beforehand(driver):
     assert data.complaints == () != whole.complaints
     later = [note for note in data.notes if note not in whole.notes]
     assert later == [f"refused without --only: {line}" for line in whole.complaints]
+    config = load(SEVEN_B, ["execution.vllm.engines=2"])
+    sweep = find_resources(config, build_graph(config, (1,))[-1:])
+    assert (sweep.complaints, {gpu.name: gpu.count for gpu in sweep.gpus}) == ((), {"GPU in evaluation": 2})
 
 
 UNDIVIDED = "does not divide the model's 28 attention heads"
@@ -179,40 +182,35 @@ TOO_FEW_AND_FULL = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("file", "mib", "overrides", "complaints"),
-    [
-        (SEVEN_B, NODE[:4], [], TOO_FEW),
-        (SMOKE, [24564] * 2, QWEN_14B, TOO_FEW_AND_FULL),
-        (SEVEN_B, [40960] * 8, DETECTED, [SHARED, "raise execution.zero_stage"]),
-        (SEVEN_B, [40960] * 8, [], ["execution.gpu_memory_gb: 79 GiB, but the smallest GPU ... has 40.0"]),
-        (SEVEN_B, NODE[:2], TWO, ["trainer GPU would hold about "]),
-        (SEVEN_B, NODE, [*EMBEDDED, "execution.rollout_batch_size=1024"], ["lower execution.rollout_batch_size"]),
-        (SEVEN_B, NODE, [*SFT, ONE_EACH], ["execution: a GPU in SFT would hold about "]),
-        (SEVEN_B, NODE, [f"{SHARE}=0.9"], [f"lower {SHARE}"]),
-        (SEVEN_B, NODE, ["execution.gradient_checkpointing=false"], ["set execution.gradient_checkpointing: true"]),
-        (SEVEN_B, NODE, [f"{CHUNK}=32768", f"{MICRO}=32768"], [f"lower {CHUNK}"]),
-        (SEVEN_B, NODE, [f"{MICRO}=262144"], [f"lower {MICRO}"]),
-        (SEVEN_B, [], [f"{TENSOR}=3", SPLIT], [f"tensor_parallel_size: 3 {UNDIVIDED} ... 4 of keys"]),
-        (SEVEN_B, [], [f"{TENSOR}=7", SPLIT], ["keys and values ... allowed are 1, 2, 4, 28"]),
-        (SEVEN_B, [], [f"{SHARE}=0.2"], [FULL]),
-        (SEVEN_B, [], ["execution.vllm.max_num_seqs=1000000"], [FULL, SHARED]),
-        (SMOKE, NODE[:1], IN_TURNS, [f"execution: {SHARED}"]),
-    ],
-)
+UNFIT = [
+    (SEVEN_B, NODE[:4], [], TOO_FEW),
+    (SMOKE, [24564] * 2, QWEN_14B, TOO_FEW_AND_FULL),
+    (SEVEN_B, [40960] * 8, DETECTED, [SHARED, "raise execution.zero_stage"]),
+    (SEVEN_B, [40960] * 8, [], ["execution.gpu_memory_gb: 79 GiB, but the smallest GPU ... has 40.0"]),
+    (SEVEN_B, NODE[:2], TWO, ["trainer GPU would hold about "]),
+    (SEVEN_B, NODE, [*EMBEDDED, "execution.rollout_batch_size=1024"], ["lower execution.rollout_batch_size"]),
+    (SEVEN_B, NODE, [*SFT, ONE_EACH], ["execution: a GPU in SFT would hold about "]),
+    (SEVEN_B, NODE, [f"{SHARE}=0.9"], [f"lower {SHARE}"]),
+    (SEVEN_B, NODE, ["execution.gradient_checkpointing=false"], ["set execution.gradient_checkpointing: true"]),
+    (SEVEN_B, NODE, [f"{CHUNK}=32768", f"{MICRO}=32768"], [f"lower {CHUNK}"]),
+    (SEVEN_B, NODE, [f"{MICRO}=262144"], [f"lower {MICRO}"]),
+    (SEVEN_B, [], [f"{TENSOR}=3", SPLIT], [f"tensor_parallel_size: 3 {UNDIVIDED} ... 4 of keys"]),
+    (SEVEN_B, [], [f"{TENSOR}=7", SPLIT], ["keys and values ... allowed are 1, 2, 4, 28"]),
+    (SEVEN_B, [], [f"{SHARE}=0.2"], [FULL]),
+    (SEVEN_B, [], ["execution.vllm.max_num_seqs=1000000"], [FULL, SHARED]),
+    (SMOKE, NODE[:1], IN_TURNS, [f"execution: {SHARED}"]),
+    (SMOKE, NODE, [*LORA, "model.dtype=float32"], ["execution.vllm.adapter: "]),
+    (SMOKE, [], [f"{KERNELS}=true", "rl.engine=vllm"], [f"{KERNELS}: needs GPUs"]),
+    (SMOKE, [], [f"{KERNELS}=true", "evaluation.engine=vllm"], [f"{KERNELS}: needs GPUs"]),
+    (SMOKE, [], [f"{KERNELS}=true", "cluster=ray"], [f"{KERNELS}: needs GPUs"]),
+]
+
+
+@pytest.mark.parametrize(("file", "mib", "overrides", "complaints"), UNFIT)
 def test_a_layout_that_cannot_work_is_a_line_for_each_reason_with_a_remedy(driver, file, mib, overrides, complaints):
     driver(mib)
     found = find_resources(load(file, overrides)).complaints
     assert all(named(line, words) for line, words in zip(found, complaints, strict=True)), found
-
-
-def test_every_arm_of_the_papers_comparison_fits_a_node_of_eight(driver):
-    driver(NODE)
-    arms = load_sweep(CONFIGS / "compare_qwen2.5_math_7b.yaml").candidates()
-    found = {each.arm: find_resources(each.config) for each in arms}
-    assert {name: resources.complaints for name, resources in found.items()} == dict.fromkeys(found, ())
-    in_sft = {name: gpu.count for name, each in found.items() for gpu in each.gpus if gpu.name == "GPU in SFT"}
-    assert in_sft == {"sft": 8, "sft_then_rl": 8, "sft_then_luffy": 8}
 
 
 def test_a_reward_model_beside_an_engine_has_to_fit_too(driver, tmp_path):
@@ -238,39 +236,6 @@ def test_targets_and_a_package_that_an_adapter_lacks_are_refused_before_anything
         check_resources(load(SMOKE, [*lora, "model.lora.targets=null"]))
 
 
-@pytest.mark.parametrize(
-    ("memory", "override", "is_refused"),
-    [
-        (NODE, "model.dtype=float32", True),
-        (NODE, "execution.vllm.adapter=merged", False),
-        (NODE, "rl.engine=cluster", False),
-        ([], "model.dtype=float32", False),
-    ],
-)
-def test_an_adapter_beside_float32_weights_on_a_gpu_is_refused(driver, memory, override, is_refused):
-    driver(memory)
-    lora = ["chain=rl", "method=luffy", "rl.engine=vllm", "model.lora={rank: 4, alpha: 8}", override]
-    found = find_resources(load(SMOKE, lora)).complaints
-    assert [line.partition(":")[0] for line in found] == ["execution.vllm.adapter"] * is_refused
-
-
-@pytest.mark.parametrize(
-    ("memory", "overrides", "is_refused"),
-    [
-        ([], ["rl.engine=vllm"], True),
-        ([], ["evaluation.engine=vllm"], True),
-        ([], ["cluster=ray"], True),
-        ([], ["cluster=ray", "execution.ray.address=auto"], False),
-        ([], [], False),
-        (NODE, ["rl.engine=vllm"], False),
-    ],
-)
-def test_kernels_for_gpus_are_refused_where_vllm_has_none(driver, memory, overrides, is_refused):
-    driver(memory)
-    found = find_resources(load(SMOKE, ["execution.vllm.batch_invariant=true", *overrides])).complaints
-    assert [line.partition(":")[0] for line in found] == ["execution.vllm.batch_invariant"] * is_refused
-
-
 def test_a_torch_without_cuda_beside_gpus_is_a_note(driver, monkeypatch):
     monkeypatch.setattr(resources, "version", lambda package: "2.13.0+cpu")
     driver([])
@@ -280,25 +245,26 @@ def test_a_torch_without_cuda_beside_gpus_is_a_note(driver, monkeypatch):
     assert named(note, "torch 2.13.0+cpu ... stages run on its CPU ... a build for CUDA")
 
 
-def test_the_check_does_not_load_torch():
-    code = "import sys, luffy.pipeline.resources; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
-
-
 TABLE = re.compile(r"^\| `(\S+)` \| (\d+) \| ([\d.-]+) \| ([\d.]+) \| ([\d.]+) \| ([\d.]+) \|$", re.MULTILINE)
 
 
-def test_the_table_of_the_documentation_has_the_estimates(driver):
+def test_the_table_of_the_documentation_has_the_estimates_and_every_arm_of_the_papers_comparison_fits(driver):
+    driver(NODE)
     rows = {name: cells for name, *cells in TABLE.findall((CONFIGS.parent / "docs" / "gpus.md").read_text())}
     assert set(rows) == {path.stem for path in CONFIGS.glob("*qwen*.yaml")}
     for name, (number, *cells) in rows.items():
         file = CONFIGS / f"{name}.yaml"
-        arms = [each.config for each in load_sweep(file).candidates()] if kind_of_file(file) == "comparison" else []
-        kinds = [gpu for config in arms or [load_experiment(file)] for gpu in find_resources(config).gpus]
+        arms = {each.arm: each.config for each in load_sweep(file).candidates()} if name.startswith("compare") else {}
+        resources = {arm: find_resources(config) for arm, config in (arms or {"": load_experiment(file)}).items()}
+        kinds = [gpu for each in resources.values() for gpu in each.gpus]
         found = {kind: {f"{gpu.total_gib:.1f}" for gpu in kinds if gpu.name == kind} or {"-"} for kind in KINDS}
         assert found == {kind: {cell} for kind, cell in zip(KINDS, cells, strict=True)}
         counts = {gpu.name == "GPU in evaluation": gpu.count for gpu in kinds}
         assert counts == {False: int(number), True: min(int(number), 8)}
+        if name == "compare_qwen2.5_math_7b":
+            assert [arm for arm, each in resources.items() if each.complaints] == []
+            in_sft = [arm for arm, each in resources.items() if any(gpu.name == "GPU in SFT" for gpu in each.gpus)]
+            assert in_sft == ["sft", "sft_then_rl", "sft_then_luffy"]
 
 
 LONG = ["model.architecture.max_position_embeddings=112", "evaluation.max_response_tokens=111"]  # exactly as much
@@ -308,26 +274,24 @@ TEACHER = "rl.teachers={teacher: {kind: model, path: FOLDER}}"
 VALIDATED = "rl.validation={every: 1, suites: [in_distribution], max_response_tokens: 200}"
 TRACES = "traces: data.max_prompt_tokens (49) and data.max_trace_tokens (64)"
 PROMPT = "data.max_prompt_tokens (48) and"
+POSITIONS = [
+    (112, LONG, []),
+    (112, [*LONG, "data.max_prompt_tokens=49"], [TRACES, "rl: "]),
+    (112, [*LONG, "rl.max_response_tokens=65"], [f"rl: {PROMPT} rl.max_response_tokens (65)"]),
+    (112, [*LONG, "evaluation.max_response_tokens=112"], ["evaluation: evaluation.max_response_tokens (112)"]),
+    (112, [*LONG, "stages=[prepare_data, base, rl]", "data.max_trace_tokens=64"], []),
+    (112, [*LONG, VALIDATED], ["rl.validation: "]),
+    (112, [*LONG, "difficulty={max_response_tokens: 80}"], [f"difficulty: {PROMPT} difficulty.max"]),
+    # Those of a folder are read, and those of a hub's id may be unknown.
+    (100, [*PRETRAINED, "model.path=FOLDER"], ["traces: ", "rl: "]),
+    (100, [*PRETRAINED, "model.path=FOLDER", "model.max_position_embeddings=112"], []),
+    (100, [*PRETRAINED, "model.path=nobody/has-it"], []),
+    (100, [*PRETRAINED, "model.path=nobody/has-it", WRITER], ["sample.teachers.t: sample.teachers.t.max"]),
+    (100, ["method=opd", TEACHER], [f"rl.teachers.teacher: {PROMPT} rl.max_response_tokens (64)"]),
+]
 
 
-@pytest.mark.parametrize(
-    ("positions", "overrides", "found"),
-    [
-        (112, LONG, []),
-        (112, [*LONG, "data.max_prompt_tokens=49"], [TRACES, "rl: "]),
-        (112, [*LONG, "rl.max_response_tokens=65"], [f"rl: {PROMPT} rl.max_response_tokens (65)"]),
-        (112, [*LONG, "evaluation.max_response_tokens=112"], ["evaluation: evaluation.max_response_tokens (112)"]),
-        (112, [*LONG, "stages=[prepare_data, base, rl]", "data.max_trace_tokens=64"], []),
-        (112, [*LONG, VALIDATED], ["rl.validation: "]),
-        (112, [*LONG, "difficulty={max_response_tokens: 80}"], [f"difficulty: {PROMPT} difficulty.max"]),
-        # Those of a folder are read, and those of a hub's id may be unknown.
-        (100, [*PRETRAINED, "model.path=FOLDER"], ["traces: ", "rl: "]),
-        (100, [*PRETRAINED, "model.path=FOLDER", "model.max_position_embeddings=112"], []),
-        (100, [*PRETRAINED, "model.path=nobody/has-it"], []),
-        (100, [*PRETRAINED, "model.path=nobody/has-it", WRITER], ["sample.teachers.t: sample.teachers.t.max"]),
-        (100, ["method=opd", TEACHER], [f"rl.teachers.teacher: {PROMPT} rl.max_response_tokens (64)"]),
-    ],
-)
+@pytest.mark.parametrize(("positions", "overrides", "found"), POSITIONS)
 def test_rows_longer_than_the_positions_are_found_before_anything_runs(tmp_path, positions, overrides, found):
     shape = {"model_type": "own", "vocab_size": 9, "max_position_embeddings": positions}
     (tmp_path / "config.json").write_text(json.dumps(shape))
@@ -342,16 +306,6 @@ def test_every_shipped_experiment_fits_its_model():
     for path in sorted(CONFIGS.glob("*.yaml")):
         if not path.name.startswith(("compare_", "grid_", "study_")):
             assert not [line for line in find_resources(load_experiment(path)).complaints if "positions" in line], path
-
-
-HOLD = """
-import sys, tempfile
-from luffy.pipeline.gpus import own_gpus
-tempfile.tempdir = sys.argv[1]
-with own_gpus(1, print, bool) as shown:
-    print(shown["CUDA_VISIBLE_DEVICES"], flush=True)
-    sys.stdin.read()
-"""
 
 
 @pytest.fixture
@@ -403,18 +357,16 @@ def test_a_run_that_is_stopped_waits_no_longer_for_gpus_or_their_driver(machine)
     assert caught.value.exit_code == EXIT_INTERRUPTED
 
 
-@pytest.mark.parametrize("visible", [None, "7", "0,7", "0,0", "0,GPU-aa", "GPU-", "GPU-cc"])
+@pytest.mark.parametrize("visible", ["7", "0,7", "0,0", "0,GPU-aa", "GPU-", "GPU-cc"])
 def test_gpus_that_are_not_there_or_named_twice_are_refused(machine, monkeypatch, visible):
-    if visible is None:
-        with refused("takes 3 GPUs, this machine has 2"), own_gpus(3):
-            pass
-        with own_gpus(3, fewer=True) as shown:
-            assert shown["CUDA_VISIBLE_DEVICES"] == "0,1"
-    else:
-        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-        with refused(f"CUDA_VISIBLE_DEVICES={visible}: ", "it has 0, 1"), own_gpus(1):
-            pass
-        assert main(["plan", "smoke"]) == 2
+    with refused("takes 3 GPUs, this machine has 2"), own_gpus(3):
+        pass
+    with own_gpus(3, fewer=True) as shown:
+        assert shown["CUDA_VISIBLE_DEVICES"] == "0,1"
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    with refused(f"CUDA_VISIBLE_DEVICES={visible}: ", "it has 0, 1"), own_gpus(1):
+        pass
+    assert main(["plan", "smoke"]) == 2
 
 
 @pytest.mark.parametrize("visible", ["", "-1", "NoDevFiles"])
@@ -426,10 +378,26 @@ def test_a_plan_says_that_the_gpus_of_the_machine_are_hidden(machine, monkeypatc
     assert "CUDA_VISIBLE_DEVICES hides the GPUs of this machine" in capsys.readouterr().out
 
 
-def test_the_death_of_the_holder_frees_its_gpu(machine, monkeypatch, started):
+MISPLACED = [
+    lambda place: place.symlink_to(place.parent),
+    lambda place: place.touch(),
+    lambda place: place.mkdir(0o777),
+]
+
+
+@pytest.mark.parametrize("make", MISPLACED, ids=["a link", "a file", "open to all"])
+def test_the_locks_of_gpus_lie_in_a_folder_of_ones_own(machine, make):
+    old = os.umask(0)
+    make(machine / f"luffy-gpus-{os.getuid()}")
+    os.umask(old)
+    with refused("luffy-gpus", "TMPDIR", error=WorkspaceError), own_gpus(1):
+        pass
+
+
+def test_the_death_of_the_holder_frees_its_gpu(machine, monkeypatch, holding):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
-    (holder, shown), told = started(HOLD, machine), []
-    assert shown == "1"
+    (holder, shown), told = holding("gpus.own_gpus(1)", machine, env={**os.environ, "TMPDIR": str(machine)}), []
+    assert shown == "{'CUDA_VISIBLE_DEVICES': '1'}"
     threading.Timer(0.3, holder.kill).start()
     with own_gpus(1, told.append) as shown:
         assert shown == {"CUDA_VISIBLE_DEVICES": "1"}
@@ -453,18 +421,18 @@ def test_a_stage_waits_for_a_driver_that_fails_for_a_moment_and_gives_up_one_tha
     assert (caught.value.exit_code, len(told)) == (EXIT_TEMPORARY, 2)
 
 
-@pytest.mark.parametrize(
-    ("file", "overrides", "expected"),
-    [
-        (SMOKE, [], {"prepare_data": 0, "base": 1, "sft": 1, "rl": 1, "evaluate": 1, "sweep": 1, "report": 0}),
-        (SMOKE, ["execution.gpus=0"], {"prepare_data": 0, "base": 0, "rl": 0, "report": 0}),
-        (SMOKE, ["execution.gpus=2"], {"prepare_data": 0, "sft": 2, "report": 0}),
-        (SEVEN_B, [], {"base": 0, "rl": 8, "evaluate": 8, "sweep": 8}),
-        (SEVEN_B, ["execution.vllm.tensor_parallel_size=2", SPLIT], {"evaluate": 16, "rl": 24}),
-        (SEVEN_B, ["difficulty={}", "execution.vllm.engines=3"], {"difficulty": 3, "evaluate": 3}),
-        (SEVEN_B, TWO_NODES, {"rl": 0, "evaluate": 8}),
-    ],
-)
+TAKEN = [
+    (SMOKE, [], {"prepare_data": 0, "base": 1, "sft": 1, "rl": 1, "evaluate": 1, "sweep": 1, "report": 0}),
+    (SMOKE, ["execution.gpus=0"], {"prepare_data": 0, "base": 0, "rl": 0, "report": 0}),
+    (SMOKE, ["execution.gpus=2"], {"prepare_data": 0, "sft": 2, "report": 0}),
+    (SEVEN_B, [], {"base": 0, "rl": 8, "evaluate": 8, "sweep": 8}),
+    (SEVEN_B, ["execution.vllm.tensor_parallel_size=2", SPLIT], {"evaluate": 16, "rl": 24}),
+    (SEVEN_B, ["difficulty={}", "execution.vllm.engines=3"], {"difficulty": 3, "evaluate": 3}),
+    (SEVEN_B, TWO_NODES, {"rl": 0, "evaluate": 8}),
+]
+
+
+@pytest.mark.parametrize(("file", "overrides", "expected"), TAKEN)
 def test_a_stage_takes_the_gpus_that_it_uses(file, overrides, expected):
     config = load(file, overrides)
     assert {stage: gpus_of_stage(config, stage) for stage in expected} == expected

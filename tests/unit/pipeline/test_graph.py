@@ -16,6 +16,25 @@ from luffy.pipeline.walk import Room, find_room, walk
 WAIT_S = 20
 EVALUATED = "evaluate_base evaluate_sft evaluate_rl report"
 ROUNDS = "prepare_data base sample_1 sft_1 sample_2 sft_2 evaluate_base evaluate_sft_1 evaluate_sft_2 report"
+ITERATED = ["chain=expert_iteration", "stages.rounds.repeat=2"]
+LATER = "stages=[prepare_data, base, sft, difficulty, rl, evaluate, report]"
+MEASURED = {"difficulty": "prepare_data base", "rl": "difficulty sft", "sft": "prepare_data base"}
+AFTER_SFT = {"difficulty": "prepare_data sft", "rl": "difficulty sft", "evaluate_rl": "prepare_data rl"}
+CHAINS = [  # overrides, nodes in order, and of some the data and the model that they read
+    ([], f"prepare_data base sft rl {EVALUATED}", {"rl": "prepare_data sft", "evaluate_sft": "prepare_data sft"}),
+    (["chain=sft"], "prepare_data base sft evaluate_base evaluate_sft report", {"sft": "prepare_data base"}),
+    (
+        ["chain=rl", "method=luffy"],
+        "prepare_data base rl evaluate_base evaluate_rl report",
+        {"rl": "prepare_data base"},
+    ),
+    # Difficulty measures the policy before it, by default the base, and only RL reads it.
+    (["difficulty={}"], f"prepare_data base difficulty sft rl {EVALUATED}", MEASURED),
+    (["difficulty={}", LATER], f"prepare_data base sft difficulty rl {EVALUATED}", AFTER_SFT),
+    # Every round samples the newest policy and learns from its own traces.
+    (ITERATED, ROUNDS, {"sample_2": "prepare_data sft_1", "sft_1": "sample_1 base", "sft_2": "sample_2 base"}),
+    ([*ITERATED, "stages.rounds.stages.sft.inputs=null"], ROUNDS, {"sft_2": "sample_2 sft_1"}),
+]
 
 
 def smoke(*overrides):
@@ -26,43 +45,7 @@ def graph(*overrides):
     return {node.name: node for node in build_graph(smoke(*overrides))}
 
 
-ITERATED = ["chain=expert_iteration", "stages.rounds.repeat=2"]
-
-
-@pytest.mark.parametrize(
-    ("overrides", "names", "data_and_model"),
-    [
-        ([], f"prepare_data base sft rl {EVALUATED}", {"rl": "prepare_data sft", "evaluate_sft": "prepare_data sft"}),
-        (["chain=sft"], "prepare_data base sft evaluate_base evaluate_sft report", {"sft": "prepare_data base"}),
-        (
-            ["chain=rl", "method=luffy"],
-            "prepare_data base rl evaluate_base evaluate_rl report",
-            {"rl": "prepare_data base"},
-        ),
-        # Difficulty measures the policy before it, by default the base, and only RL reads it.
-        (
-            ["difficulty={}"],
-            f"prepare_data base difficulty sft rl {EVALUATED}",
-            {"difficulty": "prepare_data base", "rl": "difficulty sft", "sft": "prepare_data base"},
-        ),
-        (
-            ["difficulty={}", "stages=[prepare_data, base, sft, difficulty, rl, evaluate, report]"],
-            f"prepare_data base sft difficulty rl {EVALUATED}",
-            {"difficulty": "prepare_data sft", "rl": "difficulty sft", "evaluate_rl": "prepare_data rl"},
-        ),
-        # Every round samples the newest policy and learns from its own traces.
-        (
-            ITERATED,
-            ROUNDS,
-            {"sample_2": "prepare_data sft_1", "sft_1": "sample_1 base", "sft_2": "sample_2 base"},
-        ),
-        (
-            [*ITERATED, "stages.rounds.stages.sft.inputs=null"],
-            ROUNDS,
-            {"sample_2": "prepare_data sft_1", "sft_2": "sample_2 sft_1"},
-        ),
-    ],
-)
+@pytest.mark.parametrize(("overrides", "names", "data_and_model"), CHAINS)
 def test_a_chain_has_its_nodes_in_order_each_after_its_inputs_and_named_by_its_kind(overrides, names, data_and_model):
     nodes, names = graph(*overrides), names.split()
     assert list(nodes) == names
@@ -87,10 +70,8 @@ def test_a_kind_may_come_again_under_another_name_and_a_sweep_comes_last():
 
 def test_more_rounds_leave_those_before_as_they_were():
     one, two = (graph("chain=expert_iteration_then_rl", f"stages.rounds.repeat={rounds}") for rounds in (1, 2))
-    assert all(
-        (one[name].inputs, one[name].settings) == (two[name].inputs, two[name].settings)
-        for name in ("prepare_data", "base", "sample_1", "sft_1")
-    )
+    for name in ("prepare_data", "base", "sample_1", "sft_1"):
+        assert (one[name].inputs, one[name].settings) == (two[name].inputs, two[name].settings)
     assert [two[f"sample_{number}"].settings.round for number in (1, 2)] == [1, 2]
     assert (one["rl"].inputs["model"], two["rl"].inputs["model"]) == ("sft_1", "sft_2")
     assert two["rl"].inputs["data"] == "prepare_data"
@@ -166,35 +147,35 @@ def test_after_a_failure_nothing_starts_running_stages_finish_and_all_are_stoppe
     assert finished == ["prepare_data", "base", "sft"]
 
 
-def gpus(number):
-    return tuple(Gpu(str(index), f"GPU-{index}", 80.0) for index in range(number))
-
-
-@pytest.mark.parametrize(
-    ("overrides", "found", "slots", "most"),
-    [
-        ([], gpus(4), 4, 8),
-        (["execution.parallel_stages=2"], gpus(4), 4, 2),
-        (["execution.parallel_stages=1"], gpus(4), 1, 1),
-        (["execution.gpus=0"], gpus(4), 1, 1),
-        ([], gpus(0), 8, 8),
-        (["execution.parallel_stages=2"], gpus(0), 2, 2),
-        (["execution.num_threads=null"], gpus(0), 1, 1),
-        ([], None, 1, 1),
-    ],
-)
-def test_the_room_of_a_machine(monkeypatch, overrides, found, slots, most):
+def machine(monkeypatch, num_gpus):
+    found = None if num_gpus is None else tuple(Gpu(str(index), f"GPU-{index}", 80.0) for index in range(num_gpus))
     monkeypatch.setattr(walking, "detected_gpus", lambda: found)
     monkeypatch.setattr(walking.os, "cpu_count", lambda: 8)
+
+
+ROOMS = [  # overrides, GPUs, slots, and stages at the same time
+    ([], 4, 4, 8),
+    (["execution.parallel_stages=2"], 4, 4, 2),
+    (["execution.parallel_stages=1"], 4, 1, 1),
+    (["execution.gpus=0"], 4, 1, 1),
+    ([], 0, 8, 8),
+    (["execution.parallel_stages=2"], 0, 2, 2),
+    (["execution.num_threads=null"], 0, 1, 1),
+    ([], None, 1, 1),
+]
+
+
+@pytest.mark.parametrize(("overrides", "num_gpus", "slots", "most"), ROOMS)
+def test_the_room_of_a_machine(monkeypatch, overrides, num_gpus, slots, most):
+    machine(monkeypatch, num_gpus)
     config = smoke(*overrides)
     there = find_room(config, build_graph(config))
     assert (there.slots, there.most) == (slots, most)
 
 
 def test_ranks_take_cores_and_make_do_with_the_gpus_that_there_are(monkeypatch):
-    monkeypatch.setattr(walking.os, "cpu_count", lambda: 8)
     config = smoke("execution.ranks=3")
-    for found, training in ((0, 4), (2, 2), (4, 3)):
-        monkeypatch.setattr(walking, "detected_gpus", lambda found=found: gpus(found))
+    for num_gpus, training in ((0, 4), (2, 2), (4, 3)):
+        machine(monkeypatch, num_gpus)
         needs = find_room(config, build_graph(config)).needs
         assert (needs["base"], needs["rl"], needs["evaluate_rl"]) == (training, training, 1)

@@ -4,11 +4,10 @@ import errno
 import fcntl
 import json
 import os
-import shutil
 import subprocess
-import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -22,16 +21,12 @@ from support.refusals import refused
 from synthetic.finished_stages import finish
 
 from luffy.errors import LuffyError, StageFailed, WorkspaceError
+from luffy.pipeline import manifest as manifests
 from luffy.pipeline.disk import usable
 from luffy.pipeline.events import Event, EventReader, EventWriter, seconds_of_attempts
+from luffy.pipeline.experiment import start_run
 from luffy.pipeline.lock import LOCK_FILE, FlockManager, check_locks, holder_of, is_shared, stage_lock
-from luffy.pipeline.manifest import (
-    collect_outputs,
-    consumed_digest,
-    finished_manifest,
-    read_manifest,
-    uncommitted_changes,
-)
+from luffy.pipeline.manifest import consumed_digest, finished_manifest, uncommitted_changes
 from luffy.pipeline.workspace import claiming, find_workspace, link
 
 # ---- the folder ----
@@ -39,10 +34,9 @@ from luffy.pipeline.workspace import claiming, find_workspace, link
 
 def test_the_argument_wins_over_the_environment_over_the_default(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("LUFFY_WORKSPACE", raising=False)
-    assert find_workspace().root == tmp_path / "workspace"
-    monkeypatch.setenv("LUFFY_WORKSPACE", str(tmp_path / "env"))
-    assert find_workspace().root == tmp_path / "env"
+    for chosen, found in (("", "workspace"), (str(tmp_path / "env"), "env")):
+        monkeypatch.setenv("LUFFY_WORKSPACE", chosen)
+        assert find_workspace().root == tmp_path / found
     assert find_workspace(tmp_path / "given").root == tmp_path / "given"
 
 
@@ -58,31 +52,27 @@ def test_runs_are_numbered_without_a_clash(workspace):
     assert (workspace.runs / "stages/rl").readlink() == Path("..") / found[1].name
 
 
-@pytest.mark.parametrize(
-    ("root", "reason"),
-    [
-        ("/proc/luffy", ""),
-        ("/dev/null/luffy", ""),
-        ("/dev/full", ""),
-        ("file", "/file is not a folder"),
-        ("file/below", "/file is not a folder"),
-        ("w" * 300, "File name too long"),
-        ("~nobody-of-that-name/w", "home directory"),
-        ("circle", "Symlink loop from "),
-        ("circle/below/w", "Symlink loop from "),
-        (os.fsdecode(b"/tmp/\xff"), "not UTF-8"),
-        ("runs-away", "/runs is not a folder"),
-        ("stages-away", "/stages is not a folder"),
-        pytest.param(
-            "read-only/w",
-            "",
-            marks=pytest.mark.skipif(
-                os.geteuid() == 0, reason="needs a user other than root, who may write everywhere"
-            ),
-        ),
-    ],
-)
+NO_PLACE = {
+    "/proc/luffy": "",
+    "/dev/null/luffy": "",
+    "/dev/full": "",
+    "file": "/file is not a folder",
+    "file/below": "/file is not a folder",
+    "w" * 300: "File name too long",
+    "~nobody-of-that-name/w": "home directory",
+    "circle": "Symlink loop from ",
+    "circle/below/w": "Symlink loop from ",
+    os.fsdecode(b"/tmp/\xff"): "not UTF-8",
+    "runs-away": "/runs is not a folder",
+    "stages-away": "/stages is not a folder",
+    "read-only/w": "",
+}
+
+
+@pytest.mark.parametrize(("root", "reason"), NO_PLACE.items())
 def test_a_place_that_is_no_folder_or_cannot_be_written_is_refused(tmp_path, monkeypatch, root, reason):
+    if root.startswith("read-only") and os.geteuid() == 0:
+        pytest.skip("needs a user other than root, who may write everywhere")
     monkeypatch.chdir(tmp_path)
     (tmp_path / "circle").symlink_to("circle")
     (tmp_path / "file").touch()
@@ -114,19 +104,9 @@ def test_the_holder_is_known_by_its_pid_and_no_child_of_it_keeps_the_lock(tmp_pa
     child.wait()
 
 
-HOLD = """
-import sys
-from pathlib import Path
-from luffy.pipeline.lock import stage_lock
-with stage_lock(Path(sys.argv[1])):
-    print("locked", flush=True)
-    sys.stdin.read()
-"""
-
-
 @pytest.mark.parametrize("named", [True, False], ids=["named", "on a full disk"])
-def test_a_waiter_learns_the_holder_and_gets_the_lock_when_it_is_killed(tmp_path, started, named):
-    (process, _), told = started(HOLD, tmp_path), []
+def test_a_waiter_learns_the_holder_and_gets_the_lock_when_it_is_killed(tmp_path, holding, named):
+    (process, _), told = holding("lock.stage_lock(place)", tmp_path), []
     if not named:
         (tmp_path / LOCK_FILE).write_text("")
     waiter = threading.Thread(target=lambda: stage_lock(tmp_path, told.append).__enter__())
@@ -135,7 +115,6 @@ def test_a_waiter_learns_the_holder_and_gets_the_lock_when_it_is_killed(tmp_path
     assert waiter.is_alive()
     assert told == [f"pid {process.pid} on {os.uname().nodename}" if named else "another process"]
     process.kill()
-    process.wait()
     waiter.join(PATIENCE_S)
     assert not waiter.is_alive()
 
@@ -154,8 +133,8 @@ def test_a_full_disk_costs_the_name_of_the_holder_and_never_the_lock(tmp_path, m
     def full(*arguments):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(os, "ftruncate", full)
-    monkeypatch.setattr(os, "pwrite", full)
+    for call in ("ftruncate", "pwrite"):
+        monkeypatch.setattr(os, call, full)
     with stage_lock(tmp_path):
         assert holder_of(tmp_path) == "another process"
     assert holder_of(tmp_path) is None
@@ -169,92 +148,57 @@ def test_a_claim_locks_a_file_that_is_open_for_reading(workspace):
         assert fcntl.fcntl(int(held.name), fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDWR
 
 
-FLOCK = """
-#include <errno.h>
-#include <stdlib.h>
-int flock(int descriptor, int operation) { errno = atoi(getenv("FLOCK_ERRNO")); return errno ? -1 : 0; }
-"""
-"""A library in which `flock` fails with the number FLOCK_ERRNO, or succeeds always, as on some network mounts."""
-PREPARE = """
-import os, sys
-from pathlib import Path
-from luffy.errors import WorkspaceError
-from luffy.pipeline.workspace import Workspace
-for number in sys.argv[2:]:
-    os.environ["FLOCK_ERRNO"] = number
-    try:
-        Workspace(Path(sys.argv[1])).prepare()
-    except WorkspaceError as error:
-        print(error)
-"""
-REASONS = {
-    errno.ENOLCK: "No locks available",
-    errno.EOPNOTSUPP: "Operation not supported",
-    0: "a second holder is not kept out",
+@pytest.mark.parametrize("number", [errno.ENOLCK, errno.EOPNOTSUPP, 0])
+def test_a_workspace_without_working_locks_is_refused_in_one_line(workspace, monkeypatch, number):
+    """With a `flock` that fails, or succeeds always, as on some network mounts."""
+
+    def flock(file, operation):
+        if number:
+            raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    reason = f"(flock: {os.strerror(number) if number else 'a second holder is not kept out'})"
+    with refused(f"{workspace.root}: its file system has no working file locks {reason}", error=WorkspaceError):
+        workspace.prepare()
+
+
+MOUNTS = {
+    "/": ("ext4", "rw,relatime"),
+    "/lab": ("nfs4", "rw,vers=4.2,local_lock=none"),
+    "/lab/old": ("nfs", "rw,vers=3,nolock,local_lock=all"),
+    "/lab/a b": ("nfs", "rw,vers=3,local_lock=flock"),
+    "/mnt/ssh": ("fuse.sshfs", "rw,user_id=0"),
+    "/lab/old/tmp": ("tmpfs", "rw"),
+    "/mnt/bucket": ("fuse.s3fs", "rw"),
 }
+PLACES = [
+    ("/lab/workspace", True, None),
+    ("/lab/old/workspace", True, "nfs with nolock"),
+    ("/lab/old/tmp/workspace", False, None),
+    ("/lab/a b", True, "nfs with local_lock=flock"),
+    ("/mnt/ssh/workspace", True, "fuse.sshfs with rw"),
+    ("/laboratory", False, None),
+    ("/mnt/bucket", False, None),
+    ("/below/chroot", False, None),
+]
 
 
-@pytest.mark.skipif(shutil.which("gcc") is None, reason="needs gcc: apt-get install gcc libc6-dev")
-def test_a_workspace_without_working_locks_is_refused_in_one_line(tmp_path):
-    source, library = tmp_path / "flock.c", tmp_path / "flock.so"
-    source.write_text(FLOCK)
-    subprocess.run(["gcc", "-shared", "-fPIC", "-o", library, source], check=True)
-    environment = {"LD_PRELOAD": str(library), "FLOCK_ERRNO": "0", "PYTHONPATH": ":".join(sys.path)}
-    command = [sys.executable, "-c", PREPARE, tmp_path / "lab", *map(str, REASONS)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    for line, reason in zip(done.stdout.splitlines(), REASONS.values(), strict=True):
-        assert f"{tmp_path}/lab: its file system has no working file locks (flock: {reason})" in line
-
-
-MOUNTS = (
-    ("/", "ext4", "rw,relatime"),
-    ("/lab", "nfs4", "rw,vers=4.2,local_lock=none"),
-    ("/lab/old", "nfs", "rw,vers=3,nolock,local_lock=all"),
-    ("/lab/a b", "nfs", "rw,vers=3,local_lock=flock"),
-    ("/mnt/ssh", "fuse.sshfs", "rw,user_id=0"),
-    ("/lab/old/tmp", "tmpfs", "rw"),
-    ("/mnt/bucket", "fuse.s3fs", "rw"),
-)
-
-
-@pytest.mark.parametrize(
-    ("folder", "shared", "fault"),
-    [
-        ("/lab/workspace", True, None),
-        ("/lab/old/workspace", True, "nfs with nolock"),
-        ("/lab/old/tmp/workspace", False, None),
-        ("/lab/a b", True, "nfs with local_lock=flock"),
-        ("/mnt/ssh/workspace", True, "fuse.sshfs with rw"),
-        ("/laboratory", False, None),
-        ("/mnt/bucket", False, None),
-    ],
-)
+@pytest.mark.parametrize(("folder", "shared", "fault"), PLACES)
 def test_a_mount_whose_locks_end_at_the_machine_is_refused(tmp_path, monkeypatch, folder, shared, fault):
-    mounts = [SimpleNamespace(mountpoint=point, fstype=kind, opts=options) for point, kind, options in MOUNTS]
+    mounts = [SimpleNamespace(mountpoint=point, fstype=kind, opts=how) for point, (kind, how) in MOUNTS.items()]
+    mounts = [] if folder == "/below/chroot" else mounts
     monkeypatch.setattr(psutil, "disk_partitions", lambda **which: mounts)
     assert is_shared(Path(folder)) is shared
     monkeypatch.setattr("tempfile.NamedTemporaryFile", lambda **place: (tmp_path / "probe").open("w"))
     (tmp_path / "probe").touch()
-    if fault is None:
+    expected = refused(f"other machines do not see those of {fault}", error=WorkspaceError)
+    with expected if fault else nullcontext():
         check_locks(Path(folder))
-    else:
-        with refused(f"other machines do not see those of {fault}", error=WorkspaceError):
-            check_locks(Path(folder))
 
 
-TAKE = """
-import sys
-from pathlib import Path
-from luffy.pipeline.lock import FlockManager
-FlockManager(Path(sys.argv[1]), print).acquire_lock("rl/0f/record.json", "one")
-print("locked", flush=True)
-sys.stdin.read()
-"""
-
-
-def test_the_lock_of_a_record_is_free_again_when_its_holder_is_killed(tmp_path, started):
-    (process, _), told = started(TAKE, tmp_path), []
+def test_the_lock_of_a_record_is_free_again_when_its_holder_is_killed(tmp_path, holding):
+    taken = "nullcontext(lock.FlockManager(place, print).acquire_lock('rl/0f/record.json', 'one'))"
+    (process, _), told = holding(taken, tmp_path), []
     manager = FlockManager(tmp_path, told.append)
     assert isinstance(manager, LockManager)
     assert manager.is_locked("rl/0f/record.json") and not manager.is_locked("rl/0e/record.json")
@@ -263,7 +207,6 @@ def test_the_lock_of_a_record_is_free_again_when_its_holder_is_killed(tmp_path, 
     taking.start()
     wait_until(lambda: told)
     process.kill()
-    process.wait()
     taking.join(PATIENCE_S)
     assert manager.is_lock_holder("rl/0f/record.json", "two")
     assert len(told) == 1 and f"pid {process.pid} on " in told[0]
@@ -291,40 +234,90 @@ def test_folders_are_expanded_and_hashed_and_of_a_model_only_its_folder_is_consu
     assert consumed_digest("model", manifest) == consumed_digest("model", fewer)
     assert consumed_digest("data", manifest) != consumed_digest("data", fewer)
     with pytest.raises(LuffyError, match="model: the stage lists it"):
-        collect_outputs(tmp_path, ("model",))
+        manifests.collect_outputs(tmp_path, ("model",))
     (done.directory / "manifest.json").write_text("{")
-    assert read_manifest(done.directory) is None
+    assert manifests.read_manifest(done.directory) is None
 
 
-def test_what_was_not_committed_can_be_restored(tmp_path, monkeypatch):
-    repository = tmp_path / "mine"
-    (repository / "workspace").mkdir(parents=True)
-    monkeypatch.chdir(repository)
+@pytest.fixture
+def repository(tmp_path, monkeypatch) -> Path:
+    """The working directory: a git repository, in which one file is private."""
+    folder = tmp_path / "mine"
+    (folder / "workspace").mkdir(parents=True)
+    monkeypatch.chdir(folder)
+    assert "mine" not in uncommitted_changes(folder / "workspace"), "no repository yet"
+    for name in ("a.py", "same.py", "drawn.txt", "filtered.txt", "keys.env"):
+        (folder / name).write_text("one\n")
+    (folder / "keys.env").chmod(0o600)
+    git("init -q", "add .", "commit -qm 1")
+    return folder
 
-    def git(*arguments: str) -> None:
-        own = ("-c", "user.name=A", "-c", "user.email=a@b.c")
-        subprocess.run(["git", *own, *arguments], cwd=repository, check=True, capture_output=True)
 
-    (repository / "losses.py").write_text("FACTOR = 1\n")
-    assert "mine" not in uncommitted_changes(repository / "workspace")
-    git("init", "-q")
-    git("add", ".")
-    git("commit", "-qm", "first")
-    (repository / "losses.py").write_text("FACTOR = 2\n")
+def git(*commands):
+    for arguments in commands:
+        command = ["git", "-c", "user.name=A", "-c", "user.email=a@b.c", *arguments.split()]
+        subprocess.run(command, check=True, capture_output=True)
+
+
+def test_what_was_not_committed_can_be_restored(repository, tmp_path):
+    (repository / "a.py").write_text("FACTOR = 2\n")
     (repository / "new.py").write_text("x = 'ä'\n")
     (repository / "rows.parquet").write_bytes(b"\0" * 100)
-    (repository / "workspace" / "job.yaml").write_text("a: 1\n")
+    (repository / "workspace" / "job.py").write_text("a: 1\n")
     patch = uncommitted_changes(repository / "workspace")["mine"]
     (tmp_path / "patch").write_bytes(patch)
-    git("reset", "-q", "--hard")
     (repository / "new.py").unlink()
-    git("apply", str(tmp_path / "patch"))
-    assert (repository / "losses.py").read_text() == "FACTOR = 2\n"
-    assert (repository / "new.py").read_text() == "x = 'ä'\n"
-    assert b"job.yaml" not in patch and b"rows.parquet" not in patch
-    git("add", ".")
-    git("commit", "-qm", "second")
+    git("reset -q --hard", f"apply {tmp_path}/patch")
+    assert [(repository / name).read_text() for name in ("a.py", "new.py")] == ["FACTOR = 2\n", "x = 'ä'\n"]
+    assert b"job.py" not in patch and b"rows.parquet" not in patch
+    git("add .", "commit -qm second")
     assert "mine" not in uncommitted_changes(repository / "workspace")
+
+
+RUNS_PROGRAMS = """
+[core]
+    fsmonitor = "touch {mark}; false"
+    hooksPath = {hooks}
+[diff]
+    external = touch {mark}
+[diff "mine"]
+    command = touch {mark}
+    textconv = touch {mark}; cat
+[filter "mine"]
+    clean = touch {mark}; cat
+    process = touch {mark}
+"""
+
+
+def test_a_repository_of_others_runs_no_program(repository, tmp_path):
+    mark, hooks = tmp_path / "ran", tmp_path / "hooks"
+    hooks.mkdir()
+    (hooks / "post-index-change").write_text(f"#!/bin/sh\ntouch {mark}\n")
+    (hooks / "post-index-change").chmod(0o700)
+    (repository / ".gitattributes").write_text("drawn.txt diff=mine\nf*ed.* filter=mine\n")
+    (repository / "fetched.py").write_text("unknown to git\n")
+    with (repository / ".git/config").open("a") as config:
+        config.write(RUNS_PROGRAMS.format(mark=mark, hooks=hooks))
+    for name in ("a.py", "drawn.txt", "filtered.txt"):
+        (repository / name).write_text("two\n")  # as long as before: git compares the contents, by filters
+    os.utime(repository / "same.py", (1, 1))  # as after unpacking: git then looks at all files again
+    patch = uncommitted_changes(repository / "workspace")["mine"]
+    assert b"same.py" not in patch and b"fetched.py" not in patch
+    assert not mark.exists()
+    assert b"a.py" in patch and b"drawn.txt" in patch
+    subprocess.run(["git", "diff"], capture_output=True)
+    assert mark.exists(), "git itself runs them"
+
+
+def test_of_what_git_does_not_know_only_code_that_all_may_read_is_kept(repository, opened):
+    (repository / "new.py").write_text("new = 1\n")
+    for name in ("keys.env", "private.py", "env.sh", "own.toml", "own.yaml"):
+        (repository / name).write_text("canary\n")
+    (repository / "private.py").chmod(0o600)
+    with start_run(opened()) as run:
+        patch = run.directory / "uncommitted-mine.patch"
+        assert patch.stat().st_mode & 0o777 == 0o600
+        assert "new = 1" in patch.read_text() and "canary" not in patch.read_text()
 
 
 # ---- events ----

@@ -4,80 +4,54 @@ import json
 import threading
 import time
 import uuid
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 from support.patience import wait_until
 from synthetic.finished_chain import write_chain
 
-from luffy.config import CHAIN_KINDS
+from luffy.config import CHAIN_KINDS, load_experiment
 from luffy.tasks import artifacts as module
 from luffy.tasks.artifacts import Artifact, Publisher, stage_page
 from luffy.tasks.session import artifact_key, run_name, tags_of
 
 
-@pytest.fixture(scope="module")
-def chain(tmp_path_factory):
-    return write_chain(tmp_path_factory.mktemp("chain"), num_problems=20, num_steps=40)
+def plan(directory, stage, name=None):
+    return SimpleNamespace(directory=directory, node=SimpleNamespace(name=name or stage, stage=stage))
 
 
-def plan(chain, name, **inputs):
-    _, directories = chain
-    stage = name.partition("_")[0] if name.startswith("evaluate_") else name
-    directory = directories.get("data" if name == "prepare_data" else name, Path("not-there"))
-    return SimpleNamespace(directory=directory, inputs=inputs, node=SimpleNamespace(name=name, stage=stage))
-
-
-def rows_of(artifact):
-    """The rows of a Markdown table, which comes first, as mappings."""
-    lines = artifact.text.partition("\n\n")[0].splitlines()
-    header, _, *rows = ([cell.strip() for cell in line.strip("|").split("|")] for line in lines)
-    return [dict(zip(header, row, strict=True)) for row in rows]
-
-
-def test_a_stage_that_learns_has_a_page_with_its_metrics_and_curves(chain):
-    page = stage_page(plan(chain, "rl"))
-    assert page.text.count("data:image/svg+xml") == 1
-    assert page.description.startswith("Metrics of rl (now: step 40")
-
-
-def test_the_table_of_metrics_has_the_newest_step_an_earlier_one_and_the_first(chain):
-    artifact = stage_page(plan(chain, "rl"))
-    rows = rows_of(artifact)
-    written = [json.loads(line) for line in (chain[1]["rl"] / "metrics.jsonl").read_text().splitlines()]
+def test_a_stage_that_learns_has_a_page_with_its_curves_its_newest_step_an_earlier_one_and_the_first(tmp_path):
+    _, folders = write_chain(tmp_path / "chain", num_problems=20, num_steps=40)
+    page = stage_page(plan(folders["rl"], "rl"))
+    header, _, *rows = page.text.partition("\n\n")[0].splitlines()
+    names, *rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in (header, *rows)]
+    written = [json.loads(line) for line in (folders["rl"] / "metrics.jsonl").read_text().splitlines()]
     written = written[1:]  # without the validation before training
-    assert rows[0] == {
-        "metric": "reward/mean",
-        "now": f"{written[-1]['reward/mean']:.4g}",
-        "before": f"{written[-11]['reward/mean']:.4g}",
-        "first": f"{written[0]['reward/mean']:.4g}",
-    }
-    assert {row["metric"] for row in rows} == set(written[-1]) - {"step"}
-    assert "now: step 40, before: step 30, first: step 1" in artifact.description
+    shown = [f"{written[index]['reward/mean']:.4g}" for index in (-1, -11, 0)]
+    assert (names, rows[0]) == (["metric", "now", "before", "first"], ["reward/mean", *shown])
+    assert {name for name, *_ in rows} == set(written[-1]) - {"step"}
+    assert page.description == "Metrics of rl (now: step 40, before: step 30, first: step 1)"
+    assert page.text.count("data:image/svg+xml") == 1
 
 
 @pytest.mark.parametrize(("stage", "file"), [("report", "report"), ("evaluate_sft", "summary"), ("sweep", "curve")])
 def test_a_stage_with_a_page_shows_its_text_and_names_the_one_with_the_plots(tmp_path, stage, file):
     (tmp_path / "summary.md").write_text("# smoke")
     (tmp_path / f"{file}.html").write_text("<svg>")
-    node = SimpleNamespace(name=stage, stage=stage.partition("_")[0])
-    page = stage_page(SimpleNamespace(directory=tmp_path, node=node)).text
+    page = stage_page(plan(tmp_path, stage.partition("_")[0], stage)).text
     assert page == f"With all plots, to open in a browser: `{tmp_path}/{file}.html`\n\n# smoke"
 
 
 def test_a_stage_that_has_written_nothing_yet_shows_nothing(tmp_path):
-    for stage in CHAIN_KINDS:
-        empty = SimpleNamespace(directory=tmp_path, inputs={}, node=SimpleNamespace(name=stage, stage=stage))
-        assert stage_page(empty) is None
+    assert [stage for stage in CHAIN_KINDS if stage_page(plan(tmp_path, stage)) is not None] == []
 
 
-def test_keys_and_names_say_experiment_and_method(chain):
+def test_keys_and_names_say_experiment_and_method():
     assert artifact_key("qwen2.5_math", "evaluate_rl") == "qwen2-5-math-evaluate-rl"
     assert run_name("exp_configs/smoke.yaml", ["method=on_policy", "rl.steps=8"]) == "smoke on_policy rl.steps=8"
     assert run_name("none.yaml", ["a=1"]) == "none a=1"
     assert run_name("none.yaml", [f"a={'1' * 99}"]) == f"none a={'1' * 50}..."
-    assert tags_of(chain[0]) == ["experiment:arithmetic", "method:luffy", "chain:sft_then_luffy"]
+    assert tags_of(load_experiment("smoke")) == ["experiment:smoke", "method:luffy", "chain:sft_then_luffy"]
 
 
 TASK, PAGE = uuid.uuid4(), "smoke-rl"
@@ -104,43 +78,29 @@ def page(text):
     return lambda: Artifact(str(text), "")
 
 
-def test_a_page_is_created_once_and_updated_from_then_on():
-    records = Records()
-    with Publisher(records) as publisher:
-        publisher.offer(TASK, PAGE, page(1))
-        wait_until(lambda: records.created)
-        publisher.offer(TASK, PAGE, page(2))
-        publisher.offer(TASK, "other", page(3))
-    assert records.created == [(PAGE, "1"), ("other", "3")]
-    assert records.updated == ["2"]
-
-
-def test_between_two_writes_only_the_newest_offer_counts_and_the_last_one_is_written_at_the_end():
+def test_a_page_is_created_once_and_then_its_newest_offer_takes_its_place_at_the_latest_at_the_end():
     records = Records()
     with Publisher(records) as publisher:
         publisher.offer(TASK, PAGE, page(0))
         wait_until(lambda: records.created)
-        for value in range(1, 500):
+        for value in range(1, 501):
             publisher.offer(TASK, PAGE, page(value))
-        publisher.offer(TASK, PAGE, page(500))
-    assert records.updated == ["500"]
+        publisher.offer(TASK, "other", page(3))
+    assert (records.created, records.updated) == ([(PAGE, "0"), ("other", "3")], ["500"])
 
 
-def test_nothing_is_written_as_long_as_there_is_nothing_to_show():
-    records = Records()
-    with Publisher(records) as publisher:
-        publisher.offer(TASK, PAGE, lambda: None)
-    assert records.created == [] and not records.asked
-
-
-def test_a_view_or_an_api_that_raises_costs_artifacts_and_nothing_else():
+def test_a_page_without_content_a_view_that_raises_and_an_api_that_does_cost_artifacts_and_nothing_else():
     def fail():
         raise RuntimeError("no such file, or no such server")
 
+    records = Records()
+    with Publisher(records) as publisher:
+        publisher.offer(TASK, PAGE, lambda: None)
+        publisher.offer(TASK, "other", fail)
+    assert records.created == [] and not records.asked
     records = Records(before=fail)
     with Publisher(records) as publisher:
         publisher.offer(TASK, PAGE, page(1))
-        publisher.offer(TASK, "other", fail)
     assert records.asked and not records.created
 
 
@@ -174,10 +134,9 @@ def test_an_api_that_hangs_holds_up_neither_the_offers_nor_the_end(monkeypatch):
     answer.set()  # not before: whoever waited for it would wait for ever
 
 
-@pytest.mark.parametrize("slots", [1, 5])
-def test_the_end_waits_for_what_is_on_its_way(slots):
+def test_the_end_waits_for_what_is_on_its_way():
     records = Records(before=lambda: time.sleep(0.05))
     with Publisher(records) as publisher:
-        for index in range(slots):
+        for index in range(5):
             publisher.offer(TASK, f"view-{index}", page(1))
-    assert len(records.created) == slots
+    assert len(records.created) == 5
