@@ -64,8 +64,9 @@ _NEAR = st.floats(-0.5, 0.5)
 
 
 @st.composite
-def sequences(draw: st.DrawFn, unknown: bool = False, one_advantage: bool = False) -> Tokens:
-    """Sequences of one to six tokens; the other policies are near for half of the draws, far for the others."""
+def sequences(draw: st.DrawFn) -> Tokens:
+    """Sequences of one to six tokens, the sampler of some unknown; the other policies are near for half of the draws,
+    far for the others."""
     size = draw(st.integers(1, 6))
     distance = draw(st.sampled_from([_NEAR, _DISTANCE]))
 
@@ -74,16 +75,14 @@ def sequences(draw: st.DrawFn, unknown: bool = False, one_advantage: bool = Fals
 
     logp_T = column(_LOGP)
     logp_mu_T = np.minimum(logp_T + column(distance), 0.0)
-    if unknown:
-        logp_mu_T[np.array(draw(st.lists(st.booleans(), min_size=size, max_size=size)))] = np.nan
-    advantage = st.floats(-3.0, 3.0)
+    logp_mu_T[np.array(draw(st.lists(st.booleans(), min_size=size, max_size=size)))] = np.nan
     return Tokens(
         logp_T=logp_T,
         logp_old_T=np.minimum(logp_T + column(distance), 0.0),
         logp_mu_T=logp_mu_T,
         logp_ref_T=np.minimum(logp_T + column(distance), 0.0),
         entropy_T=column(st.floats(0.0, 5.0)),
-        advantage_T=np.full(size, draw(advantage)) if one_advantage else column(advantage),
+        advantage_T=column(st.floats(-3.0, 3.0)),
     )
 
 
