@@ -58,6 +58,14 @@ CONTEXTS = ", contexts"
 MAX_RESPONSE_TOKENS = LENGTH_LIMIT
 # Adam at eps = 1 is nearly linear in the gradient, so that an error of scale shows in the parameters.
 OPTIMIZER = OptimizerConfig(lr=1e-2, eps=1.0, weight_decay=0.01, max_grad_norm=0.05)
+SPLITS: dict[str, dict[str, object]] = {
+    "one_batch": {"micro_batch_tokens": 10_000},
+    "one_row_each": {"micro_batch_tokens": 1},  # most micro-batches then hold no token of some term
+    "some_rows": {"micro_batch_tokens": 40},
+    "packed_one_batch": {"micro_batch_tokens": 10_000, "packing": True},
+    "packed_some_rows": {"micro_batch_tokens": 40, "packing": True},
+    "gradient_checkpointing": {"micro_batch_tokens": 40, "gradient_checkpointing": True},
+}
 VOCABULARY = 23
 _REWARDS = ((1, 0, 1, 0), (0, 0, 0, 0), (1, 1, 1, 1), (1, 0, 0, 1), (0, 1, 0, 0))
 """Of the rollouts of each group, repeated: mixed, all wrong, all right, mixed twice."""

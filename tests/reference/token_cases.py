@@ -6,18 +6,20 @@ then the response. Shape legend: `T` tokens of one sequence.
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from hypothesis import strategies as st
+from synthetic.trajectories import row_of
 from torch import Tensor
 
 from luffy.config.terms import LossConfig, NormaliserConfig, TermConfig
 from luffy.objectives.losses import TokenBatch, token_loss
 from luffy.objectives.objective import objective_loss
 from luffy.objectives.schedules import StepObjective, objective_at
-from luffy.types import TrainBatch
+from luffy.training.batching import collate
+from luffy.types import Source, TrainBatch
 from reference.formulas import Array, Loss
 
 
@@ -64,8 +66,9 @@ _NEAR = st.floats(-0.5, 0.5)
 
 
 @st.composite
-def sequences(draw: st.DrawFn, unknown: bool = False, one_advantage: bool = False) -> Tokens:
-    """Sequences of one to six tokens; the other policies are near for half of the draws, far for the others."""
+def sequences(draw: st.DrawFn) -> Tokens:
+    """Sequences of one to six tokens, the sampler of some unknown; the other policies are near for half of the draws,
+    far for the others."""
     size = draw(st.integers(1, 6))
     distance = draw(st.sampled_from([_NEAR, _DISTANCE]))
 
@@ -74,16 +77,14 @@ def sequences(draw: st.DrawFn, unknown: bool = False, one_advantage: bool = Fals
 
     logp_T = column(_LOGP)
     logp_mu_T = np.minimum(logp_T + column(distance), 0.0)
-    if unknown:
-        logp_mu_T[np.array(draw(st.lists(st.booleans(), min_size=size, max_size=size)))] = np.nan
-    advantage = st.floats(-3.0, 3.0)
+    logp_mu_T[np.array(draw(st.lists(st.booleans(), min_size=size, max_size=size)))] = np.nan
     return Tokens(
         logp_T=logp_T,
         logp_old_T=np.minimum(logp_T + column(distance), 0.0),
         logp_mu_T=logp_mu_T,
         logp_ref_T=np.minimum(logp_T + column(distance), 0.0),
         entropy_T=column(st.floats(0.0, 5.0)),
-        advantage_T=np.full(size, draw(advantage)) if one_advantage else column(advantage),
+        advantage_T=column(st.floats(-3.0, 3.0)),
     )
 
 
@@ -181,36 +182,19 @@ def demonstration(length: int, **settings: float) -> Row:
 
 def row_batch(rows: Sequence[Row], advantage: float = 1.0) -> TrainBatch:
     """Prompts of one token; `logp_old` and the reference are 0, the sampler is unknown."""
-    width = 1 + max((row.length for row in rows), default=0)
-    position = torch.arange(width).expand(len(rows), width)
-
-    def column(name: str) -> Tensor:
-        return torch.tensor([getattr(row, name) for row in rows]).reshape(-1, 1)
-
-    response = (position >= 1) & (position <= column("length"))
-    zeros = torch.zeros(len(rows), width)
-    return TrainBatch(
-        input_ids_BT=torch.ones(len(rows), width, dtype=torch.long),
-        attention_mask_BT=position <= column("length"),
-        position_ids_BT=position,
-        response_mask_BT=response,
-        is_off_policy_BT=response & (position <= column("guided")),
-        advantage_BT=zeros + advantage,
-        logp_old_BT=zeros,
-        logp_behavior_BT=zeros + torch.nan,
-        logp_ref_BT=zeros,
-        logp_teacher_BT=zeros,
-        entropy_teacher_BT=zeros,
-        choice_BTC=torch.zeros((*zeros.shape, 1), dtype=torch.int32),
-        logq_BTC=torch.full((*zeros.shape, 2), -0.7),
-        taught_by_BT=column("teacher").to(torch.int8).repeat(1, width),
-        value_old_BT=zeros,
-        return_BT=zeros,
-        sequence_BT=torch.arange(len(rows)).unsqueeze(-1).repeat(1, width),
-        episode_BT=torch.arange(len(rows)).unsqueeze(-1).repeat(1, width),
-        is_correct_BT=column("correct").bool().repeat(1, width),
-        group_accuracy_BT=zeros + column("accuracy").float(),
-    )
+    written = []
+    for row in rows:
+        source = (Source.OFF_POLICY,) * row.guided + (Source.ON_POLICY,) * (row.length - row.guided)
+        unknown = {"logp_behavior": (float("nan"),) * row.length, "taught_by": row.teacher}
+        written.append(row_of(float(row.correct), (1,) * row.length, source, **unknown))
+    accuracy_B = torch.tensor([row.accuracy for row in rows], dtype=torch.float64)
+    batch = collate(written, torch.full((len(rows),), advantage), pad_id=1, group_accuracy_B=accuracy_B)
+    zeros_BT = torch.zeros(batch.input_ids_BT.shape)
+    choices = {
+        "choice_BTC": torch.zeros((*zeros_BT.shape, 1), dtype=torch.int32),
+        "logq_BTC": torch.full((*zeros_BT.shape, 2), -0.7),
+    }
+    return replace(batch, logp_old_BT=zeros_BT, **choices)
 
 
 def tokens_of(

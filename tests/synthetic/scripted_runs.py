@@ -5,6 +5,7 @@ All else is that of a run: prompts, replay, prefixes, dynamic sampling, journal,
 
 import itertools
 import json
+import math
 import random
 import shutil
 from collections.abc import Callable, Mapping, Sequence
@@ -76,6 +77,35 @@ TASKS = [
     for i in range(48)
 ]  # fmt: skip
 """Of every six prompts, one has no trace, one has a trace of one token, and one has two traces."""
+LENGTHS = {task.uid: {len(trace.token_ids) for trace in task.demonstrations} for task in TASKS}
+HAS_TRACE = {uid: bool(lengths) for uid, lengths in LENGTHS.items()}
+
+
+def num_given(uid: str, share: float) -> set[int]:
+    """Numbers of tokens that this share of a trace may have; 0 without a trace."""
+    return {min(math.floor(round(length * share, 6)), length - 1) for length in LENGTHS[uid]} or {0}
+
+
+class Parrot:
+    """An engine that says `script(i, request)` to the i-th request of a call, and remembers what it was asked."""
+
+    def __init__(self, script: Callable[[int, RolloutRequest], Sequence[int]]) -> None:
+        self.calls: list[list[RolloutRequest]] = []
+        self._script = script
+
+    @property
+    def requests(self) -> list[RolloutRequest]:
+        return [*itertools.chain(*self.calls)]
+
+    def generate(self, requests: Sequence[RolloutRequest], params: SamplingParams) -> list[Completion]:
+        self.calls.append([*requests])
+        said = [tuple(self._script(place, request)) for place, request in enumerate(requests)]
+        stops = (STOP, *params.stop_token_ids)
+        ends = [FinishReason.STOP if ids[-1] in stops else FinishReason.LENGTH for ids in said]
+        logps = [tuple(-0.5 / (1 + t) for t in range(len(ids))) for ids in said]
+        return [Completion(ids, *more, (6,) * len(ids)) for ids, *more in zip(said, logps, ends, strict=True)]
+
+    def close(self) -> None: ...
 
 
 class Script:

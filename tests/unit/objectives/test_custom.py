@@ -11,17 +11,19 @@ from typing import cast
 import pytest
 import torch
 from reference.gradient_case import OPTIMIZER, execution, make_batch, step_of, tiny_model
+from reference.token_cases import evaluate, tokens
 from support.refusals import refused
 from synthetic.settings import rl_settings
 from torch import Tensor
 
 from luffy.config import load_experiment
 from luffy.config.group import CustomAdvantage, GroupMeanAdvantage
-from luffy.config.terms import CustomLoss, TermConfig
+from luffy.config.terms import CustomLoss
 from luffy.errors import ConfigError
 from luffy.objectives.advantages import RowRewards, group_advantages
 from luffy.objectives.explain import explain_terms
-from luffy.objectives.losses import TokenBatch, bounded_exp, check_custom, token_loss
+from luffy.objectives.losses import TokenBatch, bounded_exp, check_custom
+from luffy.objectives.schedules import StepObjective
 from luffy.training.learner import Trainer, TrainerRank
 from luffy.training.policy import Policy
 from luffy.training.ranks import Ranks
@@ -68,8 +70,11 @@ def custom(name: str, **fields: object) -> CustomLoss:
     return CustomLoss(kind="custom", function=f"mine:{name}", **fields)
 
 
-def with_loss(term: TermConfig, loss: CustomLoss) -> TermConfig:
-    return term.model_copy(update={"loss": loss})
+def with_losses(step: StepObjective, *losses: CustomLoss | None) -> StepObjective:
+    """The objective with these losses in its terms; None: as they are."""
+    pairs = zip(step.terms, losses, strict=True)
+    terms = [term if loss is None else term.model_copy(update={"loss": loss}) for term, loss in pairs]
+    return dataclasses.replace(step, terms=tuple(terms))
 
 
 def gradients(model, step) -> list[Tensor]:
@@ -81,11 +86,11 @@ def gradients(model, step) -> list[Tensor]:
 def test_luffy_written_as_losses_of_ones_own_has_the_bytes_of_the_preset() -> None:
     model, step = tiny_model(), step_of("luffy")
     own = [custom("on_policy"), custom("shaped", options={"gamma": 0.1}), custom("bonus", reads=("entropy",))]
-    terms = tuple(with_loss(term, loss) for term, loss in zip(step.terms, own, strict=True))
-    check_custom(terms)
-    found = gradients(model, dataclasses.replace(step, terms=terms))
+    changed = with_losses(step, *own)
+    check_custom(changed.terms)
+    found = gradients(model, changed)
     assert all(torch.equal(one, other) for one, other in zip(found, gradients(model, step), strict=True))
-    explained = "\n".join(explain_terms(terms, 32))
+    explained = "\n".join(explain_terms(changed.terms, 32))
     assert "mine:shaped(log p, log pi_old, advantage, gamma=0.1)" in explained
     assert "the number of tokens of on_policy and off_policy" in explained, "they share the joint denominator"
 
@@ -94,24 +99,13 @@ def test_the_losses_of_the_documentation(monkeypatch) -> None:
     code = Path("docs/methods.md").read_text().split("```python\n# mine.py\n")[1].split("```")[0]
     exec(code, sys.modules["mine"].__dict__)
     model, step = tiny_model(), step_of("luffy")
-    again = with_loss(step.terms[1], custom("shaped", options={"gamma": 0.1}))
-    found = gradients(model, dataclasses.replace(step, terms=(step.terms[0], again, step.terms[2])))
+    found = gradients(model, with_losses(step, None, custom("shaped", options={"gamma": 0.1}), None))
     for one, other in zip(found, gradients(model, step), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-7)
-    term = with_loss(step_of("on_policy").terms[0], custom("topr", reads=("advantage", "sampler", "sequence")))
-    check_custom([term])
-    logp_BT = torch.tensor([[-1.0, -2.0], [-1.0, -2.0]], requires_grad=True)
-    zeros_BT, ones_BT = torch.zeros(2, 2), torch.ones(2, 2)
-    tokens = {field.name: zeros_BT for field in dataclasses.fields(TokenBatch)} | {
-        "logp_BT": logp_BT,
-        "logp_behavior_BT": torch.tensor([[-0.5, -1.0], [-0.5, -1.0]]),
-        "advantage_BT": torch.tensor([[1.0, 1.0], [-1.0, -1.0]]),
-        "sequence_BT": torch.tensor([[0, 0], [1, 1]]),
-        "selected_BT": ones_BT.bool(),
-    }
-    (gradient_BT,) = torch.autograd.grad(token_loss(term.loss, TokenBatch(**tokens)).loss_BT.sum(), logp_BT)
-    ratio = math.exp(-1.5)
-    torch.testing.assert_close(gradient_BT, torch.tensor([[-1.0, -1.0], [ratio, ratio]]))
+    topr = custom("topr", reads=("advantage", "sampler", "sequence"))
+    check_custom(with_losses(step, topr, None, None).terms)
+    cases = [tokens([-1.0, -2.0], mu=[-0.5, -1.0], advantage=advantage) for advantage in (1.0, -1.0)]
+    assert evaluate(topr, *cases)[1].tolist() == pytest.approx([-1.0, -1.0, *[math.exp(-1.5)] * 2])
 
 
 REFUSED = [  # the loss, and what the line names
@@ -130,7 +124,7 @@ REFUSED = [  # the loss, and what the line names
 @pytest.mark.parametrize(("loss", "named"), REFUSED, ids=[loss.function for loss, _ in REFUSED])
 def test_a_loss_that_cannot_be_used_is_one_line_before_anything_is_sampled(loss: CustomLoss, named: list[str]) -> None:
     with refused("objective.terms.on_policy.loss", loss.function, *named, error=ConfigError):
-        check_custom([with_loss(step_of("luffy").terms[0], loss)])
+        check_custom(with_losses(step_of("luffy"), loss, None, None).terms)
 
 
 def test_advantages_of_ones_own() -> None:
@@ -144,17 +138,13 @@ def test_advantages_of_ones_own() -> None:
         Trainer(settings, cast("Ranks[TrainerRank]", None))
 
 
-@pytest.mark.parametrize(("reads", "found"), [("reference", "needs_reference"), ("teacher", "needs_teacher")])
-def test_what_a_loss_reads_is_computed(reads: str, found: str) -> None:
+@pytest.mark.parametrize("reads", ["reference", "teacher"])
+def test_what_a_loss_reads_is_computed(reads: str) -> None:
     loss = f"{{kind: custom, function: 'mine:bonus', reads: [{reads}]}}"
-    overrides = [
-        "chain=rl",
-        "method=on_policy",
-        f"objective.terms.mine={{select: on_policy, loss: {loss}, normaliser: {{mode: token, population: own}}}}",
-        *(["rl.teachers={teacher: {kind: model, path: /models/teacher}}"] if reads == "teacher" else []),
-    ]
-    objective = load_experiment(SMOKE, overrides).objective
-    assert objective is not None and getattr(objective, found)
+    term = f"{{select: on_policy, loss: {loss}, normaliser: {{mode: token, population: own}}}}"
+    teacher = ["rl.teachers={teacher: {kind: model, path: /models/teacher}}"] if reads == "teacher" else []
+    objective = rl_settings("chain=rl", "method=on_policy", f"objective.terms.mine={term}", *teacher).objective
+    assert (objective.needs_reference, objective.needs_teacher) == (reads == "reference", reads == "teacher")
 
 
 def test_sft_has_no_rewards_for_a_loss_of_ones_own() -> None:

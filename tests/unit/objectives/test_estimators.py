@@ -13,16 +13,7 @@ from reference import formulas
 from reference.token_cases import alone
 from torch import Tensor
 
-from luffy.config.group import (
-    AdvantageConfig,
-    GeneralizedAdvantage,
-    GlobalBatchAdvantage,
-    GroupMeanAdvantage,
-    LeaveOneOutAdvantage,
-    LengthWeightedAdvantage,
-    PassAtKAdvantage,
-    RawAdvantage,
-)
+from luffy.config.group import AdvantageConfig, GeneralizedAdvantage
 from luffy.objectives.advantages import RowRewards, generalized_advantages, group_advantages, whiten
 
 
@@ -75,88 +66,69 @@ def _best_of(k: int, rows: Sequence[Sample]) -> Sequence[float]:
     return formulas.pass_at_k([row.reward > 0 for row in rows], k) if len(rows) >= k else [0.0] * len(rows)
 
 
-Formula = Callable[[Sequence[Sample]], Sequence[float]]
-BY_GROUP: list[tuple[dict[str, object], Formula]] = [
-    *(
-        ({"kind": "group_mean", "scale_by_std": scales}, lambda rows, s=scales: formulas.group_mean(_rewards(rows), s))
-        for scales in (False, True)
-    ),
-    ({"kind": "leave_one_out"}, lambda rows: formulas.leave_one_out(_rewards(rows))),
-    ({"kind": "length_weighted"}, lambda rows: formulas.length_weighted(_rewards(rows), [r.length for r in rows])),
-    *(({"kind": "pass_at_k", "k": k}, partial(_best_of, k)) for k in (2, 3, 4)),
-]
-CONFIG: TypeAdapter[AdvantageConfig] = TypeAdapter(AdvantageConfig)
+def _config(text: str, **settings: object) -> AdvantageConfig:
+    kind, *more = text.split()
+    given = {"kind": kind, **dict(word.split("=") for word in more), **settings}
+    return TypeAdapter(AdvantageConfig).validate_strings(given)
+
+
+# What one right row of four has, of 1 of 10 tokens, and each other. The deviation is 1/2; pass@2 is 1/2 over six pairs,
+# a wrong row being in 1 right one of 3; pass@3 is 3/4 over four triples, a wrong row being in 2 right ones of 3.
+BY_GROUP: dict[str, tuple[Callable[[Sequence[Sample]], Sequence[float]], tuple[float, float]]] = {
+    "group_mean scale_by_std=false": (lambda rows: formulas.group_mean(_rewards(rows), False), (0.75, -0.25)),
+    "group_mean scale_by_std=true": (lambda rows: formulas.group_mean(_rewards(rows), True), (1.5, -0.5)),
+    "leave_one_out": (lambda rows: formulas.leave_one_out(_rewards(rows)), (1.0, -1 / 3)),
+    "length_weighted": (lambda rows: formulas.length_weighted(_rewards(rows), [r.length for r in rows]), (0.9, -0.1)),
+    "pass_at_k k=2": (partial(_best_of, 2), (1.0, -1 / 3)),
+    "pass_at_k k=3": (partial(_best_of, 3), (1 / 3**0.5, -1 / 27**0.5)),
+    "pass_at_k k=4": (partial(_best_of, 4), (0.0, 0.0)),
+}
+WHOLE_BATCH = ("global_batch group_baseline=false", "global_batch group_baseline=true")
 POPULATIONS = pytest.mark.parametrize("population", ["joint", "on_policy"])
 
 
 @POPULATIONS
-@pytest.mark.parametrize(
-    ("settings", "formula"), BY_GROUP, ids=lambda value: str(value) if isinstance(value, dict) else ""
-)
+@pytest.mark.parametrize("name", BY_GROUP)
 @given(groups=_GROUPS)
-def test_every_group_by_itself_is_what_the_formula_says_of_its_population(settings, formula, population, groups):
-    config = CONFIG.validate_python({**settings, "population": population})
-    for group, found in zip(groups, _estimate(groups, config), strict=True):
+def test_every_group_by_itself_is_what_the_formula_says_of_its_population(name, population, groups):
+    for group, found in zip(groups, _estimate(groups, _config(name, population=population)), strict=True):
         members = _inside(group, population)
-        expected = _spread(group, population, formula(members) if members else [])
+        expected = _spread(group, population, BY_GROUP[name][0](members) if members else [])
         assert found == pytest.approx(expected, rel=1e-9, abs=1e-9)
 
 
 @POPULATIONS
-@pytest.mark.parametrize("group_baseline", [False, True])
+@pytest.mark.parametrize("name", WHOLE_BATCH)
 @given(groups=_GROUPS)
-def test_global_batch(population: str, group_baseline: bool, groups: list[list[Sample]]) -> None:
-    members = [_inside(group, population) for group in groups]
-    members = [rows for rows in members if rows]
-    rewards, lengths = [[r.reward for r in g] for g in members], [[r.length for r in g] for g in members]
-    centred = [r - (sum(g) / len(g) if group_baseline else 0.0) for g in rewards for r in g]
+def test_global_batch(population: str, name: str, groups: list[list[Sample]]) -> None:
+    config = _config(name, population=population)
+    members = [rows for group in groups if (rows := _inside(group, population))]
+    rewards, lengths = [_rewards(g) for g in members], [[r.length for r in g] for g in members]
+    centred = [r - (sum(g) / len(g) if config.group_baseline else 0.0) for g in rewards for r in g]
     assume(centred and max(centred) - min(centred) > 0.01)
-    config = GlobalBatchAdvantage(kind="global_batch", population=population, group_baseline=group_baseline)
-    expected = iter([a for g in formulas.global_batch(rewards, lengths, group_baseline) for a in g])
+    expected = iter([a for g in formulas.global_batch(rewards, lengths, config.group_baseline) for a in g])
     for group, found in zip(groups, _estimate(groups, config), strict=True):
-        by_hand = [next(expected) if population == "joint" or not row.off else 0.0 for row in group]
+        by_hand = _spread(group, population, [next(expected) for _ in _inside(group, population)])
         assert found == pytest.approx(by_hand, rel=1e-3, abs=1e-6)  # the engine adds 1e-6 to the deviation
 
 
-ESTIMATORS: list[AdvantageConfig] = [
-    GroupMeanAdvantage(kind="group_mean", population="joint", scale_by_std=False),
-    GroupMeanAdvantage(kind="group_mean", population="joint", scale_by_std=True),
-    LeaveOneOutAdvantage(kind="leave_one_out", population="joint"),
-    LengthWeightedAdvantage(kind="length_weighted", population="joint"),
-    PassAtKAdvantage(kind="pass_at_k", population="joint", k=2),
-    GlobalBatchAdvantage(kind="global_batch", population="joint"),
-    GlobalBatchAdvantage(kind="global_batch", population="joint", group_baseline=True),
-]
-RAW = RawAdvantage(kind="raw")
-EVERY_ESTIMATOR = pytest.mark.parametrize("config", ESTIMATORS, ids=lambda c: c.formula())
-
-
-@EVERY_ESTIMATOR
+@pytest.mark.parametrize("name", [*BY_GROUP, *WHOLE_BATCH])
 @pytest.mark.parametrize("reward", [0.0, 0.1, 1.0, -0.3, 1e6, 8814.092912391603])
-def test_equal_rewards_give_exactly_nothing(config: AdvantageConfig, reward: float) -> None:
+def test_equal_rewards_give_exactly_nothing(name: str, reward: float) -> None:
     groups = [[Sample(reward, length) for length in (1, 5, 2)], [Sample(reward, 7)] * 7]
-    assert _estimate(groups, config) == [[0.0] * 3, [0.0] * 7]
+    assert _estimate(groups, _config(name, population="joint")) == [[0.0] * 3, [0.0] * 7]
 
 
 @given(groups=_GROUPS)
 def test_the_raw_advantage_is_the_reward_of_every_row_traces_included(groups: list[list[Sample]]) -> None:
-    assert _estimate(groups, RAW) == [[sample.reward for sample in group] for group in groups]
+    assert _estimate(groups, _config("raw")) == [_rewards(group) for group in groups]
 
 
-@pytest.mark.parametrize(
-    ("config", "expected"),
-    [
-        (ESTIMATORS[0], [0.75, -0.25, -0.25, -0.25]),
-        (ESTIMATORS[1], [1.5, -0.5, -0.5, -0.5]),  # the deviation is 1/2
-        (ESTIMATORS[2], [1.0, -1 / 3, -1 / 3, -1 / 3]),
-        (ESTIMATORS[3], [0.9, -0.1, -0.1, -0.1]),  # the right row has 1 of 10 tokens
-        (ESTIMATORS[4], [1.0, -1 / 3, -1 / 3, -1 / 3]),  # pass@2 is 1/2 over six pairs; a wrong row is in 1 right of 3
-    ],
-    ids=lambda value: getattr(value, "kind", ""),
-)
-def test_one_right_row_of_four(config: AdvantageConfig, expected: list[float]) -> None:
-    (found,) = _estimate([[Sample(1.0, 1), Sample(0.0, 3), Sample(0.0, 3), Sample(0.0, 3)]], config)
-    assert found == pytest.approx(expected, rel=1e-5)
+@pytest.mark.parametrize("name", BY_GROUP)
+def test_one_right_row_of_four(name: str) -> None:
+    (found,) = _estimate([[Sample(1.0, 1), *[Sample(0.0, 3)] * 3]], _config(name, population="joint"))
+    right, wrong = BY_GROUP[name][1]
+    assert found == pytest.approx([right, wrong, wrong, wrong], rel=1e-5)
 
 
 # ---- tokens ----

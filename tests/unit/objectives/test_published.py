@@ -83,11 +83,7 @@ PUBLISHED = {
         on_policy="clipped_surrogate before_gate=True",
         hint="select=off_policy gate.outcome=correct clipped_surrogate before_gate=True",
     ),
-    "aipo": _row(
-        "arXiv 2505.24034: bounds from 2 to 10 work",
-        advantage=MEAN,
-        on_policy="aipo max_ratio=4.0",
-    ),
+    "aipo": _row("arXiv 2505.24034: bounds from 2 to 10 work", advantage=MEAN, on_policy="aipo max_ratio=4.0"),
     "ampo": _row(
         "arXiv 2510.02227, authors' code; entropy 0.001 / 2.1",
         "trace=trace trace.choose=likeliest_answer trace.rows=2 trace.when.accuracy_at_most=0.0",
@@ -137,11 +133,7 @@ PUBLISHED = {
     "dft": _row(
         "arXiv 2508.05629", dft="select=off_policy nll token_weight=probability population=own", settings=STAGE
     ),
-    "dr_grpo": _row(
-        "arXiv 2503.20783, section 3.2",
-        advantage=MEAN,
-        on_policy="clipped_surrogate mode=constant",
-    ),
+    "dr_grpo": _row("arXiv 2503.20783, section 3.2", advantage=MEAN, on_policy="clipped_surrogate mode=constant"),
     "exgrpo": _row(
         "arXiv 2510.02245, authors' code",
         advantage=MEAN,
@@ -267,11 +259,7 @@ PUBLISHED = {
         advantage="none",
         distillation="divergence measure=forward_kl top_k=32 rest=ignored population=own",
     ),
-    "opo": _row(
-        "arXiv 2505.23585",
-        advantage="length_weighted",
-        on_policy="surrogate mode=constant",
-    ),
+    "opo": _row("arXiv 2505.23585", advantage="length_weighted", on_policy="surrogate mode=constant"),
     "opsd": _row(
         "arXiv 2601.18734, by the sampled token",
         advantage="none",
@@ -353,11 +341,7 @@ PUBLISHED = {
         GRPO,
         policy="select=response clipped_surrogate clip_high=0.28 dual_clip=10.0 population=own",
     ),
-    "rloo": _row(
-        "arXiv 2402.14740, section 3.3",
-        advantage="leave_one_out",
-        on_policy="surrogate mode=constant",
-    ),
+    "rloo": _row("arXiv 2402.14740, section 3.3", advantage="leave_one_out", on_policy="surrogate mode=constant"),
     "rlrt": _row(
         "arXiv 2605.10781: lambda 0.5; bound 1 from base models",
         advantage=GRPO,

@@ -1,4 +1,4 @@
-"""Groups: rollouts first, then guided rows, then a replayed row; which are kept, and which are shown to people."""
+"""Groups: rollouts first, then guided rows, then a replayed row; episodes, stop texts, rewards and their lack."""
 
 import itertools
 from collections.abc import Mapping, Sequence
@@ -6,30 +6,38 @@ from dataclasses import replace
 from functools import cache, partial
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from support.patience import PATIENCE_S
-from synthetic.trajectories import row_of
+from support.refusals import refused
+from synthetic.scripted_runs import Parrot
 from transformers import PreTrainedTokenizerBase
 
 from luffy.config.environment import EpisodeLimits, EpisodeScoring
-from luffy.config.grading import AnyGrader, GradingConfig, JudgeGrader, MathGrader, WeightedGrader
-from luffy.config.group import DropZeroVariance, DynamicSampling, GlobalBatchAdvantage, GroupConfig, GroupMeanAdvantage
+from luffy.config.grading import (
+    AnyGrader,
+    BothGrader,
+    CustomGrader,
+    GradingConfig,
+    JudgeGrader,
+    MathGrader,
+    WeightedGrader,
+    WeightedPart,
+)
+from luffy.config.group import GroupConfig, GroupMeanAdvantage
 from luffy.config.training import OverlongConfig
 from luffy.data.conversations import ConversationEncoder
 from luffy.data.templates import decode, encode_traces, stop_token_ids
 from luffy.data.tokenizer import build_tokenizer
 from luffy.environments.episodes import EpisodePlayer
 from luffy.environments.rubric import EpisodeScorer
-from luffy.errors import EnvironmentFault, LostError
+from luffy.errors import ConfigError, EnvironmentFault, LostError
 from luffy.grading.pool import GraderPool
 from luffy.grading.request import Problem
 from luffy.rl.group_starts import Texts, open_starts
-from luffy.rl.groups import GroupCollector, kept_groups, needs_more, sample_rollouts
+from luffy.rl.groups import GroupCollector, kept_groups
 from luffy.rl.rows import Demonstration, RolloutTask, Row, RowSampler
-from luffy.rollout.engine import Completion, RolloutRequest, SamplingParams, StopTexts
-from luffy.training.batching import one_shard, row_advantages
-from luffy.types import FinishReason, Group, Message, Outcome, Source, Start, Trajectory
+from luffy.rollout.engine import SamplingParams, StopTexts
+from luffy.training.batching import one_shard
+from luffy.types import FinishReason, Group, Message, Outcome, Source, Trajectory
 
 RIGHT, WRONG, END = 1, 2, 3
 """Tokens that the decoder below reads as the answer 7, as another, and as nothing."""
@@ -37,28 +45,9 @@ PARAMS = SamplingParams(1.0, 8, ())
 MEAN = GroupMeanAdvantage(kind="group_mean", population="joint", scale_by_std=False)
 
 
-class Parrot:
-    """An engine that says `script[i]` to its i-th request (in a circle) and remembers what it was asked."""
-
-    def __init__(self, *script: Sequence[int]) -> None:
-        self.requests: list[RolloutRequest] = []
-        self._script = script
-
-    def generate(self, requests: Sequence[RolloutRequest], params: SamplingParams) -> list[Completion]:
-        self.requests += requests
-        said = [tuple(self._script[i % len(self._script)]) for i in range(len(requests))]
-        stops = (END, *params.stop_token_ids)
-        return [
-            Completion(
-                token_ids=ids,
-                logprobs=tuple(-0.5 / (1 + t) for t in range(len(ids))),
-                finish_reason=FinishReason.STOP if ids[-1] in stops else FinishReason.LENGTH,
-                weight_versions=(6,) * len(ids),
-            )
-            for ids in said
-        ]
-
-    def close(self) -> None: ...
+def parrot(*script: Sequence[int]) -> Parrot:
+    """Says `script[i]` to the i-th request of a call, in a circle."""
+    return Parrot(lambda place, _: script[place % len(script)])
 
 
 def _decode(ids: Sequence[int]) -> str:
@@ -88,7 +77,7 @@ def _collect(
     earlier: Sequence[str] = (),
     **group: object,
 ) -> tuple[Parrot, list[Group]]:
-    engine = Parrot(*((token, END) for token in script))
+    engine = parrot(*((token, END) for token in script))
     return engine, _collector(grader, group).collect(engine, tasks, step, earlier)
 
 
@@ -109,13 +98,10 @@ def _letters(rows: Sequence[Trajectory]) -> str:
     return found
 
 
-FALLING = {"kind": "linear", "start": 1.0, "end": 0.0}
-WHOLE_THEN_NOTHING, HALF = prefixes(FALLING), prefixes(0.5)
-ANY = {"kind": "uniform", "low": 0.0, "high": 1.0}
+HALF, ANY = prefixes(0.5), {"kind": "uniform", "low": 0.0, "high": 1.0}
 RUNGS = ({"rows": 2, "share": 0.5, "below": 0.6}, {"rows": 1, "share": 0.5, "below": 0.6})
 LADDER = {"size": 7, **prefixes({"kind": "ladder", "rungs": RUNGS}, 3)}
 HALF_FAIL = {"when": {"accuracy_at_most": 0.5}}
-WHERE_HALF_FAIL = traces(**HALF_FAIL)
 GOOD, BAD, SAYS_7 = _trace(20, 21, 22, 23), _trace(20, 21, text=r"\boxed{8}"), _trace(RIGHT, 21, 22, 23)
 R, W = RIGHT, WRONG
 
@@ -132,19 +118,15 @@ R, W = RIGHT, WRONG
         (prefixes(0.5, 4), [], [R], [0, 0, 0, 0], "RRRR", ""),
         (HALF, [GOOD], [W, W, W, R], [0, 0, 0, 2], "rrrS", ""),
         (HALF, [SAYS_7], [W], [0, 0, 0, 2], "rrrS", ""),
-        # A start never has the stop token, and an empty one makes a rollout.
-        (WHOLE_THEN_NOTHING, [_trace(20, 21)], [R], [0, 0, 0, 1], "RRRS", ""),
-        (WHOLE_THEN_NOTHING, [_trace(21)], [R], [0, 0, 0, 0], "RRRR", ""),
-        ({"step": 10, **WHOLE_THEN_NOTHING}, [_trace(20, 21)], [R], [0, 0, 0, 0], "RRRR", ""),
         # Before the second rung two thirds of all rows are right, though half of the rollouts.
         (LADDER, [GOOD], [R, R, W, W], [0, 0, 0, 0, 2, 2, 0], "RRrrSSR", ""),
         (LADDER, [GOOD], [R, W, W, W], [0, 0, 0, 0, 2, 2, 2], "RrrrSsS", ""),
         (LADDER, [GOOD], [R, R, R, W], [0, 0, 0, 0, 0, 0, 0], "RRRrRRR", ""),
         # Traces take the places of the last wrong rollouts where the policy fails, never that of a right one.
-        (WHERE_HALF_FAIL, [GOOD], [W, W, W, W], [0, 0, 0, 0], "rrrT", "r"),
-        (WHERE_HALF_FAIL, [GOOD], [W, R, W, R], [0, 0, 0, 0], "rRRT", "r"),
+        (traces(**HALF_FAIL), [GOOD], [W, W, W, W], [0, 0, 0, 0], "rrrT", "r"),
+        (traces(**HALF_FAIL), [GOOD], [W, R, W, R], [0, 0, 0, 0], "rRRT", "r"),
         (traces(3, **HALF_FAIL), [GOOD] * 3, [W, R, R, W], [0, 0, 0, 0], "RRTT", "rr"),
-        (WHERE_HALF_FAIL, [GOOD], [R, R, W, R], [0, 0, 0, 0], "RRrR", ""),
+        (traces(**HALF_FAIL), [GOOD], [R, R, W, R], [0, 0, 0, 0], "RRrR", ""),
     ],
 )
 def test_the_rows_of_a_group(grader, group, traces, script, num_given, learned, replaced):
@@ -176,7 +158,7 @@ def test_a_judge_that_cannot_be_reached_ends_the_stage_for_now(is_combined: bool
     with GraderPool(1, PATIENCE_S, GradingConfig(kind=kind)) as grader:
         sampler = RowSampler(grader, _decode, PARAMS, None, None)
         with pytest.raises(LostError, match=r"1 of 1 responses have no verdict .* the same command resumes"):
-            sampler.sample(Parrot((WRONG, END)), [_task("p", "7")], [[Row((5, 6))]])
+            sampler.sample(parrot((WRONG, END)), [_task("p", "7")], [[Row((5, 6))]])
 
 
 def test_each_sample_of_a_prompt_has_a_seed_of_its_own_and_the_same_when_its_step_is_repeated(grader) -> None:
@@ -258,7 +240,7 @@ def episodes(grader: GraderPool):
         player = EpisodePlayer(environment, ConversationEncoder(tokenizer), EpisodeLimits(**limits), scorer)
         params = SamplingParams(1.0, 200, stop_token_ids(tokenizer))
         collector = _collector(grader, group, decode=partial(decode, tokenizer), params=params, player=player)
-        return collector.collect(Parrot(encode_traces(tokenizer, [says])[0]), [_conversation()], 1)[0]
+        return collector.collect(parrot(encode_traces(tokenizer, [says])[0]), [_conversation()], 1)[0]
 
     return group_of
 
@@ -373,7 +355,7 @@ PIECES = {5: "x", 6: r"\boxed{7}", 7: "</answer>", 8: r"\boxed{8}", 9: r"\boxed{
 
 def _stopped(grader: GraderPool, task: RolloutTask, said: Sequence[int], **group: object) -> tuple[Parrot, Group]:
     stops = StopTexts(("</answer>",), lambda ids: "".join(PIECES.get(i, "?") for i in ids))
-    params, engine = SamplingParams(1.0, 8, (), stop=stops.texts), Parrot(said)
+    params, engine = SamplingParams(1.0, 8, (), stop=stops.texts), parrot(said)
     collector = _collector(grader, {"size": 2, **group}, decode=stops.text, params=params, stops=stops)
     return engine, collector.collect(engine, [task], step=1)[0]
 
@@ -399,44 +381,6 @@ def test_a_prefix_leaves_its_stop_text_to_the_policy(grader: GraderPool) -> None
     assert row.is_correct
 
 
-# ---- which groups are kept ----
-
-DROP = DropZeroVariance(kind="drop_zero_variance")
-REFILL = DynamicSampling(kind="dynamic_sampling", max_rounds=3)
-
-
-def _rewarded(uid: str, *rewards: float, trace: float | None = None) -> Group:
-    traces = () if trace is None else (row_of(trace, source=Source.OFF_POLICY),)
-    return Group(uid, (*map(row_of, rewards), *traces))
-
-
-SILENT, SPEAKING, SOLVED = (_rewarded("s", *rewards) for rewards in ((0.0, 0.0), (0.0, 1.0), (1.0, 1.0)))
-GUIDED, USELESS = _rewarded("guided", 0.0, 0.0, trace=1.0), _rewarded("no use", 1.0, trace=1.0)
-
-
-@pytest.mark.parametrize(
-    ("groups", "kind", "wanted", "kept"),
-    [
-        ([SILENT, SPEAKING, SOLVED], None, 1, [SILENT, SPEAKING, SOLVED]),
-        ([SILENT, SPEAKING, SOLVED], DROP, 1, [SPEAKING]),
-        ([SILENT], DROP, 1, []),
-        # A right trace beside wrong rollouts is a signal.
-        ([GUIDED, USELESS], DROP, 2, [GUIDED]),
-        ([SPEAKING, SILENT, GUIDED, SPEAKING], REFILL, 2, [SPEAKING, GUIDED]),
-    ],
-)
-def test_silent_groups_leave_where_that_is_asked_for(groups, kind, wanted, kept):
-    assert kept_groups(groups, kind, wanted) == kept
-    assert kind is REFILL or not needs_more([SILENT], kind, wanted, rounds_done=1)
-
-
-@given(st.lists(st.sampled_from([SILENT, SPEAKING, GUIDED]), max_size=8), st.integers(1, 4))
-def test_refill_stops_exactly_when_it_has_what_it_wanted(groups: list[Group], wanted: int) -> None:
-    complete = len(kept_groups(groups, REFILL, wanted)) == wanted
-    assert needs_more(groups, REFILL, wanted, rounds_done=1) is not complete
-    assert not needs_more(groups, REFILL, wanted, rounds_done=3), "its rounds are over"
-
-
 # ---- rewards ----
 
 
@@ -449,7 +393,7 @@ def test_overlong_rows_are_punished_as_in_equation_13_and_demonstrations_are_not
     assert OverlongConfig(buffer_tokens=4, penalty=0.5).punishment(99, 8) == -0.5
     said = [(RIGHT, *[5] * n, END) for n in (1, 5)]
     collector = _collector(grader, {"size": 3}, overlong=OverlongConfig(buffer_tokens=4))
-    (group,) = collector.collect(Parrot(*said), [_task("a", "7", _trace(8, 9, text=r"\boxed{7}" + "x" * 9))], 1)
+    (group,) = collector.collect(parrot(*said), [_task("a", "7", _trace(8, 9, text=r"\boxed{7}" + "x" * 9))], 1)
     assert [(row.reward, row.outcome) for row in group.trajectories] == [
         (reward, Outcome.CORRECT) for reward in (1.0, 0.25, 1.0)
     ]
@@ -462,40 +406,62 @@ def test_the_number_of_tokens_is_a_measure_of_every_response(episodes) -> None:
     )
     with GraderPool(1, PATIENCE_S, GradingConfig(kind=kind)) as grader:
         collector = _collector(grader, {"size": 1, "starts": {}})
-        (group,) = collector.collect(Parrot((RIGHT, 5, END)), [_task("a", "7")], 1)
+        (group,) = collector.collect(parrot((RIGHT, 5, END)), [_task("a", "7")], 1)
     assert [row.reward for row in group.trajectories] == [1 - 3 / 8]
     episode = episodes(EpisodeScoring(weights={"tokens": 1.0})).trajectories[0]
     assert episode.reward == episode.num_learnable and not episode.measures.keys() & {"tokens"}
 
 
-# ---- rows that are shown to people ----
+# ---- a reward function of the user's that fails gives no reward: 0 would train the policy on its faults ----
 
-REFERENCES = {"a": "5", "b": "6", "c": "7", "secret": None}
-
-
-def _shown(groups: Sequence[Group], count: int, advantage=MEAN, references: Mapping[str, str | None] = REFERENCES):
-    def spelled(ids: Sequence[int]) -> str:
-        return " ".join(map(str, ids))
-
-    return sample_rollouts(groups, advantage, count, spelled, spelled, references)
-
-
-def test_a_row_of_each_group_is_shown_and_none_of_a_confidential_prompt() -> None:
-    found = _shown([_rewarded(uid, 1.0, 1.0) for uid in ("a", "secret", "b", "c")], 2)
-    assert [(each.uid, each.prompt, each.response, each.reference) for each in found] == [
-        ("a", "1", "2", "5"), ("b", "1", "2", "6"),
-    ]  # fmt: skip
-    groups = [_rewarded("a", 1.0, 1.0), _rewarded("secret", 0.0, 0.0)]
-    whole_batch = GlobalBatchAdvantage(kind="global_batch", population="joint", group_baseline=False)
-    (one,) = _shown(groups, 2, whole_batch)
-    assert one.advantage == row_advantages(groups, whole_batch)[0] > 0, "over the confidential prompt, too"
+OWN = CustomGrader(function="broken_reward:score", correct_from=0.5)
+SCORE = """
+def score(data_source, solution_str, ground_truth, extra_info=None):
+    if "9" in solution_str:
+        {fault}
+    return 1.0 if ground_truth in solution_str else 0.25
+"""
+NINE = r"\boxed{9}"
+FAULTS = ("return None", "return float('nan')", "return 'good'", "raise ValueError('no 9 here')")
 
 
-def test_a_sample_of_a_failed_group_has_no_advantage_and_one_under_a_hint_says_which() -> None:
-    failed = row_of(finish_reason=FinishReason.ENVIRONMENT_ERROR)
-    hinted = row_of(1.0, source=Source.HINTED, start=Start("scaffold", 0.5, "first step"))
-    (lost,) = _shown([Group("a", (), failed=(failed,))], 1, references={})
-    (sample,) = _shown([Group("a", (row_of(1.0), hinted))], 1, references={})
-    assert (lost.uid, lost.advantage) == ("a", None)
-    assert (sample.start, sample.dose, sample.hint) == ("scaffold", 0.5, "first step")
-    assert sample.source == "off_policy"
+@pytest.fixture
+def graded(tmp_path, monkeypatch):
+    """The group of a prompt with these responses, graded by a `kind` where the function has this fault."""
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=":")  # where the workers' Python looks
+
+    def group_of(kind: object, *texts: str, fault: str = FAULTS[0]) -> Group:
+        (tmp_path / "broken_reward.py").write_text(SCORE.format(fault=fault))
+        engine = parrot(*((place, END) for place in range(len(texts))))
+        with GraderPool(1, PATIENCE_S, GradingConfig(kind=kind)) as grader:
+            collector = _collector(grader, {"size": len(texts), "starts": {}}, decode=lambda ids: texts[ids[0]])
+            return collector.collect(engine, [_task("p", "7")], 1)[0]
+
+    return group_of
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_row_whose_function_fails_is_in_no_baseline_and_no_update(graded, fault):
+    group = graded(OWN, SEVEN, EIGHT, NINE, fault=fault)
+    assert group.rewards == [1.0, 0.25]
+    (failed,) = group.failed
+    assert (failed.outcome, failed.finish_reason, failed.reward) == (Outcome.CRASHED, FinishReason.GRADER_ERROR, 0.0)
+
+
+WEIGHTED = (WeightedPart(weight=1, grader=OWN), WeightedPart(weight=2, grader=MathGrader()))
+COMBINED = [
+    (AnyGrader(of=(MathGrader(), OWN)), [1.0, 0.25]),
+    (BothGrader(of=(OWN, MathGrader())), [1.0, 0.0]),
+    (WeightedGrader(parts=WEIGHTED), [3, 0.25]),
+]
+
+
+@pytest.mark.parametrize(("kind", "rewards"), COMBINED)
+def test_a_combination_that_the_function_could_decide_has_no_reward_either(graded, kind, rewards):
+    group = graded(kind, SEVEN, EIGHT, NINE)
+    assert group.rewards == rewards and len(group.failed) == 1
+
+
+def test_a_function_that_fails_for_most_responses_ends_the_stage_in_one_line(graded):
+    with refused("3 of 4", "broken_reward:score raised ValueError: no 9 here", error=ConfigError):
+        graded(OWN, NINE, EIGHT, NINE, NINE, fault=FAULTS[-1])

@@ -1,26 +1,32 @@
-"""What every method's updates are made of: each preset from the plan of a step to the rows of each rank."""
+"""What every method's updates are made of: each preset from the plan of a step to the rows of each rank.
+
+    PYTHONPATH=tests python tests/unit/rl/test_composition.py
+
+replaces the committed digests. Whoever changes them on purpose says so in the changelog.
+"""
 
 import dataclasses
+import hashlib
 import itertools
+import json
 import math
+import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 
 import pytest
-import torch
 from reference.taught_presets import SUPERVISED
-from reference.token_cases import tokens_of
 from synthetic.scripted_runs import (
     CUTS,
+    HAS_TRACE,
     HINTED_LOGP,
     PROMPTS,
     RANKS,
     RIGHT,
     STEPS,
     STOP,
-    TASKS,
     UPDATES,
     WRONG,
     Run,
@@ -35,11 +41,8 @@ from luffy.config import available_presets
 from luffy.config.group import DynamicSampling
 from luffy.config.starts import Critique, TraceHint, TracePrefix, WholeTrace
 from luffy.grading.pool import GraderPool
-from luffy.objectives.losses import token_loss
-from luffy.objectives.objective import token_weights
-from luffy.objectives.schedules import objective_at
 from luffy.rl.rows import Demonstration, RolloutTask
-from luffy.training.batching import collate, has_demonstration, has_hinted_row, has_prefix_row, row_advantages
+from luffy.training.batching import Shard, has_demonstration, has_hinted_row, has_prefix_row, row_advantages
 from luffy.types import ANSWER_PROBABILITY, SAMPLED, Group, Message, Outcome, Source, Start, Trajectory
 
 METHODS = [name for name in available_presets("methods") if name not in SUPERVISED]
@@ -51,8 +54,6 @@ KINDS: dict[str, Callable[[Group], bool]] = {
     "hinted": has_hinted_row,
     "demonstrated": has_demonstration,
 }
-HAS_TRACE = {task.uid: bool(task.demonstrations) for task in TASKS}
-LENGTHS = {task.uid: {len(trace.token_ids) for trace in task.demonstrations} for task in TASKS}
 Runs = Callable[..., Run]
 
 
@@ -192,12 +193,9 @@ def _replayed(found: Run) -> Iterator[tuple[Trajectory, list[Trajectory]]]:
 
 
 def test_exgrpo_replays_the_success_of_lowest_entropy(run: Runs) -> None:
-    found = [
-        (len(row.response_ids), {len(success.response_ids) for success in successes})
-        for row, successes in _replayed(run("exgrpo"))
-    ]
-    assert all(length == min(lengths) for length, lengths in found)
-    assert any(len(lengths) > 1 for _, lengths in found)
+    found = [[len(each.response_ids) for each in (row, *successes)] for row, successes in _replayed(run("exgrpo"))]
+    assert all(length == min(lengths) for length, *lengths in found)
+    assert any(len({*lengths}) > 1 for _, *lengths in found)
 
 
 def test_exgrpo_replays_the_latest_success_where_that_is_asked_for(run: Runs) -> None:
@@ -226,48 +224,34 @@ def test_traces_may_be_for_prompts_on_which_earlier_steps_failed(run: Runs) -> N
     assert seen[True, True] and seen[False, True]
 
 
-@dataclasses.dataclass(frozen=True)
-class SecondRound:
-    """Rows under another prompt, after the rollouts of a group."""
-
-    num_rows: int
-    keeps: Callable[[list[Trajectory]], list[list[Trajectory]]]
-    """The rows that stay, or each of several possibilities, given all of the round by dose."""
-    start: Start | None = None
-    is_bare: bool = True
-    """Whether they are learned under the bare prompt, off-policy."""
-    is_for_all: bool = False
-    """Whether groups that do not fail have it, too."""
-    shows_trace: bool = False
-
-
 def _right(rows: list[Trajectory]) -> list[Trajectory]:
     return [row for row in rows if row.is_correct]
 
 
-SECOND_ROUNDS = {
-    "guide": SecondRound(8, lambda rows: [rows], Start("hint", 0.5, "step 1\nstep 2"), shows_trace=True),
-    "scaf_grpo": SecondRound(4, lambda rows: [_right(rows)[:1]], is_bare=False, shows_trace=True),
-    "lte": SecondRound(8, lambda rows: [_right(rows)], Start("critique", shown="Wrong answers: 8.")),
-    "critique_grpo": SecondRound(8, lambda rows: [[row] for row in _right(rows) or rows], is_for_all=True),
+SECOND_ROUNDS = {  # rows under another prompt; those that stay, or each of several possibilities; the start of all
+    "guide": (8, lambda rows: [rows], Start("hint", 0.5, "step 1\nstep 2")),
+    "scaf_grpo": (4, lambda rows: [_right(rows)[:1]], None),
+    "lte": (8, lambda rows: [_right(rows)], Start("critique", shown="Wrong answers: 8.")),
+    "critique_grpo": (8, lambda rows: [[row] for row in _right(rows) or rows], None),
 }
 
 
-@pytest.mark.parametrize(("method", "of"), SECOND_ROUNDS.items(), ids=SECOND_ROUNDS)
-def test_rows_of_a_second_round_take_the_places_of_rollouts(method: str, of: SecondRound, run: Runs) -> None:
-    numbers = Counter[int]()
+@pytest.mark.parametrize(("method", "num_rows", "keeps", "start"), [(key, *of) for key, of in SECOND_ROUNDS.items()])
+def test_rows_of_a_second_round_take_the_places_of_rollouts(method, num_rows, keeps, start, run):
+    numbers, shows_trace = Counter[int](), method in ("guide", "scaf_grpo")
     for group in run(method).groups:
-        is_due = of.is_for_all or (_fails(group) and (HAS_TRACE[group.uid] or not of.shows_trace))
+        is_due = method == "critique_grpo" or (_fails(group) and (HAS_TRACE[group.uid] or not shows_trace))
         hinted = sorted(hinted_rows(group), key=lambda row: row.start.dose or 0.0)
-        assert len(hinted) == (of.num_rows if is_due else 0)
+        assert len(hinted) == (num_rows if is_due else 0)
         assert len(group.trajectories) == len(group.rollouts) == 8
         staying = [row for row in group.trajectories if row.is_hinted]
-        assert not is_due or staying in of.keeps(hinted)
+        assert not is_due or staying in keeps(hinted)
         for row in staying:
-            assert (row.prompt_ids == _bare_prompt(group)) == of.is_bare
-            assert {*row.source} == {Source.HINTED if of.is_bare else Source.ON_POLICY}
+            is_bare = method != "scaf_grpo"
+            assert (row.prompt_ids == _bare_prompt(group)) == is_bare
+            assert {*row.source} == {Source.HINTED if is_bare else Source.ON_POLICY}
             assert {*row.logp_behavior} == {HINTED_LOGP}, "the ratio's denominator is the hinted probability"
-            assert of.start is None or row.start == of.start
+            assert start is None or row.start == start
             assert group.trajectories[-len(staying) :] == tuple(staying)
         numbers[len(_right(staying))] += is_due
     assert any(count for num_right, count in numbers.items() if num_right)
@@ -288,22 +272,11 @@ def test_hdpo_learns_beside_a_group_that_fails_from_right_rows_that_saw_the_answ
         numbers[len(group.learned) - 8] += _fails(group)
     assert len(numbers) > 2, "groups with several numbers of right rows"
     for step in found.steps:
-        failed, own = (
-            [group for group in step.groups if _fails(group)],
-            [row for g in step.groups for row in g.rollouts],
-        )
-        assert step.metrics["batch/zero_variance_share"] >= len(failed) / len(step.groups) > 0
+        own = [row for group in step.groups for row in group.rollouts]
+        assert step.metrics["batch/zero_variance_share"] >= fmean(map(_fails, step.groups)) > 0
         assert step.metrics["rollout/num_drawn"] == len(own) == 8 * PROMPTS
         assert step.metrics["reward/mean"] == fmean(row.reward for row in own)
         assert step.metrics["batch/num_rows"] == sum(len(group.learned) for group in step.groups)
-        advantages = row_advantages(step.kept, found.settings.objective.advantage).tolist()
-        for row in (row for update in step.updates(2, 2) for row in update):
-            group = step.kept[row.group]
-            if row.trajectory.is_hinted:
-                assert row.advantage == row.accuracy == 0 and row.trajectory.is_correct
-            else:
-                place = group.trajectories.index(row.trajectory)
-                assert row.advantage == advantages[8 * row.group + place]
 
 
 def test_a_refinement_is_compared_with_the_seven_rollouts_that_stay(run: Runs) -> None:
@@ -313,23 +286,8 @@ def test_a_refinement_is_compared_with_the_seven_rollouts_that_stay(run: Runs) -
             assert row.advantage == pytest.approx(row.trajectory.reward - sum(rewards) / 8)
 
 
-def test_the_ratio_of_a_hinted_row_is_to_the_policy_with_the_hint(run: Runs) -> None:
-    """From the composed rows to the loss: at log p = log 0.5 the hinted token's ratio is 0.5 / e^-0.25."""
-    found = run("guide")
-    row = next(row for group in found.groups for row in hinted_rows(group))
-    batch = collate([row], torch.ones(1), pad_id=0)
-    logp_BT = torch.full(batch.logp_behavior_BT.shape, math.log(0.5))
-    (term,) = [term for term in found.settings.objective.terms if term.select == "off_policy"]
-    loss_BT = token_loss(term.loss, tokens_of(batch, logp_BT)).loss_BT[batch.response_mask_BT]
-    rho = 0.5 / math.exp(HINTED_LOGP)
-    assert batch.is_off_policy_BT[batch.response_mask_BT].all()
-    assert loss_BT.tolist() == pytest.approx([-rho / (rho + 1)] * len(row.response_ids))
-
-
-@pytest.mark.parametrize("method", ["questa", "pope"])
-def test_hinted_groups_have_one_level_and_are_learned_with_it_beside_bare_ones(method: str, run: Runs) -> None:
-    """QuestA shows half of the trace in the first of twelve steps, then a quarter; a level of POPE's is a prompt's."""
-    found = run(method, steps=12)
+def test_hinted_groups_of_pope_have_the_level_of_their_prompt_and_are_learned_with_it_beside_bare_ones(run) -> None:
+    found = run("pope", steps=12)
     levels, bare, hinted = dict[str, int](), 0, 0
     for step in found.steps:
         known = dict(levels)
@@ -341,80 +299,16 @@ def test_hinted_groups_have_one_level_and_are_learned_with_it_beside_bare_ones(m
                 continue
             hinted += 1
             assert HAS_TRACE[group.uid] and len(hinted_rows(group)) == 8 and not group.rollouts
-            level = known.get(group.uid, 1) if method == "pope" else 8 if step.number == 1 else 4
-            start = Start("hint", level / 16, "step 1\nstep 2" if level == 8 else "step 1")
+            start = Start("hint", known.get(group.uid, 1) / 16, "step 1")
             for row in hinted_rows(group):
                 assert row.start == start and len(row.prompt_ids) > 1, "learned with the hint in its prompt"
                 assert set(row.logp_behavior) == {HINTED_LOGP} and not row.is_off_policy
-            levels[group.uid] = min(level + (not any(row.is_correct for row in hinted_rows(group))), 4)
-        assert step.metrics["batch/share_hint"] == pytest.approx(
-            fmean(bool(hinted_rows(group)) for group in step.groups)
-        )
-    if method == "questa":
-        assert not bare
-    else:
-        assert 0.3 < hinted / (hinted + bare) < 0.7 and max(levels.values()) > 1
-        assert found.saved[-1]["dose of hint"] == {
-            "settled": {uid: {"level": level} for uid, level in levels.items()},
-            "recent": {},
-        }
-
-
-def _num_given(uid: str, share: float) -> set[int]:
-    """Numbers of tokens that this share of a trace may have; 0 without a trace."""
-    return {min(math.floor(round(length * share, 6)), length - 1) for length in LENGTHS[uid]} or {0}
-
-
-def test_stephint_has_levels_side_by_side_and_wrong_rows_take_nothing_from_their_hint(run: Runs) -> None:
-    found = run("stephint")
-    for group in found.groups:
-        for row, share in zip(group.trajectories[4:], (0.2, 0.4, 0.6, 0.8), strict=True):
-            assert row.source.count(Source.OFF_POLICY) in _num_given(group.uid, share)
-        assert not any(row.is_off_policy for row in group.trajectories[:4])
-    objective = objective_at(found.settings.objective.terms, 1, STEPS, max_response_tokens=64)
-    for rows in found.steps[0].updates(1, 1):
-        batch = collate([row.trajectory for row in rows], torch.tensor([row.advantage for row in rows]), pad_id=0)
-        _, hint = token_weights(objective, batch, lambda tensor: tensor)
-        wrong = batch.is_off_policy_BT & (batch.advantage_BT < 0)
-        assert wrong.any() and not hint[wrong].any()
-        right = batch.is_off_policy_BT & (batch.advantage_BT > 0)
-        assert right.any() and bool((hint[right] > 0).all())
-
-
-def test_trapo_gives_as_much_of_a_trace_as_the_rows_before_have_failed(run: Runs) -> None:
-    """Four rollouts, then two rows, one and one; the trace of some prompts is too short for a quarter of it."""
-    longest = Counter[int]()
-    for group in run("trapo").groups:
-        rows = group.trajectories
-        for first, last, share, below in ((4, 6, 0.25, 0.5), (6, 7, 0.5, 0.7), (7, 8, 1.0, 0.9)):
-            is_guided = sum(row.is_correct for row in rows[:first]) / first < below
-            for row in rows[first:last]:
-                given = row.source.count(Source.OFF_POLICY)
-                assert given in (_num_given(group.uid, share) if is_guided else {0})
-                longest[first] += given > 0
-        assert len(rows) == 8 and not any(Source.OFF_POLICY in row.source for row in rows[:4])
-    assert all(longest[first] for first in (4, 6, 7))
-
-
-def test_bread_learns_from_what_follows_the_start_of_a_trace_where_rollouts_fail(run: Runs) -> None:
-    branched = 0
-    for group in run("bread").groups:
-        tried = [row for row in (*group.trajectories, *group.replaced) if row.is_off_policy]
-        assert len(group.rollouts) == len(group.trajectories) == 8
-        assert bool(tried) == (_fails(group) and max(LENGTHS[group.uid], default=0) > 2)
-        if not any(row.is_correct for row in tried):
-            assert not any(row.is_off_policy for row in group.trajectories)
-            continue
-        branched += 1
-        assert all(row.is_off_policy for row in group.trajectories), "the bare rollouts are not trained on"
-        assert any(row.is_correct for row in group.trajectories)
-        starts = {row.response_ids[: row.source.count(Source.OFF_POLICY)] for row in group.trajectories}
-        assert len(starts) == 1, "all rows of the group begin with the same start"
-        for row in group.trajectories:
-            batch = collate([row], torch.ones(1), pad_id=0)
-            is_learned = batch.response_mask_BT & ~batch.is_off_policy_BT
-            assert int(is_learned.sum()) == row.source.count(Source.ON_POLICY) > 0
-    assert branched
+            levels[group.uid] = min(known.get(group.uid, 1) + (not _right(hinted_rows(group))), 4)
+        share = fmean(bool(hinted_rows(group)) for group in step.groups)
+        assert step.metrics["batch/share_hint"] == pytest.approx(share)
+    assert 0.3 < hinted / (hinted + bare) < 0.7 and max(levels.values()) > 1
+    settled = {uid: {"level": level} for uid, level in levels.items()}
+    assert found.saved[-1]["dose of hint"] == {"settled": settled, "recent": {}}
 
 
 def _four_traces(number: int) -> RolloutTask:
@@ -428,7 +322,7 @@ def _four_traces(number: int) -> RolloutTask:
 def test_ampo_learns_from_the_trace_that_the_trainer_scores_highest(grader: GraderPool, tmp_path: Path) -> None:
     """The ranks score a text of n tokens as n, so that is the longest right trace."""
     settings = settings_of("ampo", "objective.group.starts.trace.rows=1")
-    found = scripted_run(settings, grader, tmp_path / "whole", tasks=[_four_traces(number) for number in range(48)])
+    found = scripted_run(settings, grader, tmp_path, tasks=[_four_traces(number) for number in range(48)])
     for step in found.steps:
         assert step.metrics["batch/share_trace"] == step.metrics["batch/choice_share"] > 0
         chosen, other = (step.metrics[f"batch/{kind}_answer_probability"] for kind in ("chosen", "other"))
@@ -446,5 +340,55 @@ def test_ampo_learns_from_the_trace_that_the_trainer_scores_highest(grader: Grad
         assert {row.outcome for row in traces} == {Outcome.CORRECT}
         assert [row.measures[ANSWER_PROBABILITY] for row in traces] == [len(row.response_ids) - 1 for row in traces]
     assert kinds[True] and kinds[False]
-    for last, journalled in ((2, 2), (2, 3)):
-        assert_resumes(found, grader, tmp_path / f"with {journalled}", last, journalled)
+
+
+# ---- requests, groups and rows as they are committed, so that code may move around them ----
+
+COMMITTED = Path(__file__).with_name("composition_digests.json")
+
+
+def digests(run: Run) -> Mapping[str, str]:
+    """What the engine was asked, what became of it, and what each rank learned, over all steps of a run."""
+    asked = [
+        [[each.prompt_ids, each.seed, each.prefix_ids, each.max_new_tokens] for each in call]
+        for step in run.steps
+        for call in step.requests
+    ]
+    kinds = [((*group.trajectories, *group.beside), group.replaced, group.failed) for group in run.groups]
+    groups = [[group.uid, *map(_rows, of_group)] for group, of_group in zip(run.groups, kinds, strict=True)]
+    shards = [_shard(shard) for step in run.steps for case in CUTS for shard in step.shards[case]]
+    shards += [_shard(shard) for step in run.sft_steps for shard in step]
+    return {"requests": _digest(asked), "groups": _digest(groups), "rows of ranks": _digest(shards)}
+
+
+def _rows(rows: Sequence[Trajectory]) -> list[list[object]]:
+    return [_row(row) for row in rows]
+
+
+def _row(row: Trajectory) -> list[object]:
+    logp = [None if math.isnan(value) else value for value in row.logp_behavior]
+    tokens = [row.prompt_ids, row.response_ids, [int(source) for source in row.source], logp, row.weight_version]
+    shown = None if row.start is None else row.start.shown
+    return [*tokens, row.reward, row.outcome, row.finish_reason, dict(row.measures), shown]
+
+
+def _shard(shard: Shard) -> list[object]:
+    advantages, accuracies = ([round(value, 9) for value in values] for values in (shard.advantages, shard.accuracies))
+    return [_rows(shard.rows), list(shard.groups), advantages, accuracies, [*map(list, shard.updates)]]
+
+
+def _digest(found: object) -> str:
+    return hashlib.sha256(json.dumps(found).encode()).hexdigest()[:16]
+
+
+@CASES
+def test_a_preset_asks_and_learns_what_is_committed(method: str, run: Runs) -> None:
+    """Six steps are enough for replay, memories of prompts and the second of two levels."""
+    assert digests(run(method, steps=6)) == json.loads(COMMITTED.read_text())[method]
+
+
+if __name__ == "__main__":
+    with GraderPool(1, 60.0) as pool, tempfile.TemporaryDirectory() as folder:
+        runs = {name: scripted_run(settings_of(name, steps=6), pool, Path(folder, name)) for name in METHODS}
+        found = {name: digests(run) for name, run in runs.items()}
+    COMMITTED.write_text(json.dumps(found, indent=1) + "\n")

@@ -1,28 +1,26 @@
-"""Controllers of the dose at work: every group of a run is given what the rule of its paper says."""
+"""Starts at work: every group of a run has what the rule of its controller's paper says; two starts side by side."""
 
+import itertools
 import math
 from collections import Counter
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from statistics import fmean
 
 import pytest
 from reference.doses import adaback_interval, adaprefix_share, g2rpo_a_lengths, mfc_frontier
-from synthetic.scripted_runs import TASKS, Run
+from support.refusals import refused
+from synthetic.scripted_runs import HAS_TRACE, LENGTHS, Run, num_given, scripted_run, settings_of
 
 from luffy.config.starts import FitDose
+from luffy.errors import ConfigError
+from luffy.grading.pool import GraderPool
 from luffy.rl.doses import fitted_dose
 from luffy.types import Group, Source, Trajectory
 
-LENGTHS = {task.uid: {len(trace.token_ids) for trace in task.demonstrations} for task in TASKS}
-HAS_TRACE = {task.uid: bool(task.demonstrations) for task in TASKS}
 HAS_PREFIX = {uid: bool(lengths - {1}) for uid, lengths in LENGTHS.items()}
 """A trace of one token has none, and would teach a controller what bare rows do."""
 Runs = Callable[..., Run]
-
-
-def _num_given(uid: str, share: float) -> set[int]:
-    """Numbers of tokens that this share of a trace may have."""
-    return {min(math.floor(round(length * share, 6)), length - 1) for length in LENGTHS[uid]}
 
 
 def _given(row: Trajectory) -> int:
@@ -55,7 +53,7 @@ def test_a_prompt_is_given_what_its_earlier_visits_call_for(method: str, name: s
             assert least <= dose < most
             places.append((dose - least) / (most - least))
             for row in group.trajectories:
-                assert _given(row) in _num_given(group.uid, dose)
+                assert _given(row) in num_given(group.uid, dose)
         else:
             used, most = round(5 * dose), mfc_frontier(before, 5)
             assert dose == used / 5 and 0 <= used <= most
@@ -104,19 +102,16 @@ def test_seele_samples_four_rounds_each_where_those_before_say_that_half_succeed
     config = run("seele").settings.objective.group.starts["hint"].dose
     assert isinstance(config, FitDose)
     for step in run("seele").steps:
-        assert [len(call) for call in step.requests][1:] == [
-            8 * sum(HAS_PREFIX[group.uid] for group in step.groups)
-        ] * 3
+        guided = sum(HAS_PREFIX[group.uid] for group in step.groups)
+        assert [len(call) for call in step.requests][1:] == [8 * guided] * 3
         for group in step.groups:
             assert len(group.trajectories) == 32
-            rounds = (
-                [group.trajectories[place : place + 8] for place in range(0, 32, 8)] if HAS_PREFIX[group.uid] else []
-            )
             tried = list[tuple[float, float]]()
-            for rows in rounds:
+            for place in range(0, 32, 8) if HAS_PREFIX[group.uid] else ():
+                rows = group.trajectories[place : place + 8]
                 (dose,) = {row.start.dose for row in rows if row.start is not None}
                 assert dose == (fitted_dose(tried, config) if tried else 1.0)
-                assert all(_given(row) in _num_given(group.uid, dose) for row in rows)
+                assert all(_given(row) in num_given(group.uid, dose) for row in rows)
                 tried.append((dose, _success(rows)))
 
 
@@ -127,7 +122,81 @@ def test_adhint_gives_more_the_more_rollouts_of_the_group_fail(run: Runs) -> Non
         for row in hinted if HAS_TRACE[group.uid] else ():
             assert row.start is not None and row.start.dose is not None
             assert abs(row.start.dose - (0.1 + 0.8 * (1 - _success(rollouts)))) <= 0.1 + 1e-12
-            assert _given(row) in _num_given(group.uid, row.start.dose)
+            assert _given(row) in num_given(group.uid, row.start.dose)
             shares.add(row.start.dose)
         assert not any(map(_given, rollouts))
     assert len(shares) > 50, "each row has a noise of its own"
+
+
+# ---- two starts in one group: refused in one line, or both as they are alone ----
+
+STARTS = {
+    "whole": "{show: {kind: trace}}",
+    "prefix": "{show: {kind: prefix}, rows: 2, dose: {kind: uniform, low: 0.1, high: 0.9}}",
+    "all": "{show: {kind: prefix}, rows: all, dose: 0.5}",
+    "ladder": "{show: {kind: prefix}, rows: 2, dose: {kind: ladder, rungs: [{rows: 2, share: 0.5, below: 0.9}]}}",
+    "difficulty": "{show: {kind: prefix}, rows: 2, dose: {kind: difficulty, low: 0.1, high: 0.9}}",
+    "bisection": "{show: {kind: prefix}, rows: 2, shared: true, dose: {kind: prompt_bisection}}",
+    "ratio": "{show: {kind: prefix}, rows: 2, dose: {kind: batch_ratio}}",
+    "fit": "{show: {kind: prefix}, rows: 4, shared: true, dose: {kind: fit, rounds: 2}}",
+    "hint": "{show: {kind: hint}, rows: 2, dose: 0.5, learn: shown, when: {share: 0.5}}",
+    "frontier": "{show: {kind: hint}, rows: 2, shared: true, dose: {kind: prompt_frontier}, learn: shown}",
+    "solved": "{show: {kind: trace}, when: {pass_rate_at_most: 0.5}}",
+    "hint_where_failing": "{show: {kind: hint}, rows: 2, dose: 0.5, learn: shown, when: {accuracy_at_most: 0.0}}",
+    "trace_where_failing": "{show: {kind: trace}, when: {accuracy_at_most: 0.0}}",
+    "search": "{show: {kind: prefix, pieces: 4}, rows: all, dose: {kind: search}, keep: nearest, "
+    "when: {accuracy_at_most: 0.0}}",
+    "chosen": "{show: {kind: trace, choose: likeliest_answer}, when: {accuracy_at_most: 0.0}}",
+}
+IN_PROMPT = {"hint", "frontier", "hint_where_failing"}
+FALLBACKS = {"hint_where_failing", "trace_where_failing", "search", "chosen"}
+REFUSED = {
+    **{pair: "compares all off-policy rows" for name in STARTS for pair in ((name, "chosen"), ("chosen", name))},
+    **dict.fromkeys(itertools.permutations(FALLBACKS, 2), "both sample again"),
+    **{
+        pair: "the group has none"
+        for name in {"difficulty", "solved", "hint_where_failing", "trace_where_failing", "search"}
+        for pair in ((name, "all"), ("all", name))
+    },
+}
+PAIRS = list(itertools.permutations(STARTS, 2))
+
+
+def _run_of(pair: tuple[str, ...], grader: GraderPool, folder: Path, failing: float) -> Run:
+    starts = ", ".join(f"{name}: {STARTS[name]}" for name in pair)
+    method = "on_policy" if IN_PROMPT.issuperset(pair) else "luffy"
+    settings = settings_of(method, f"objective.group.starts={{trace: null, {starts}}}", steps=2)
+    return scripted_run(settings, grader, folder, failing)
+
+
+@pytest.mark.parametrize("pair", PAIRS, ids=" ".join)
+def test_two_starts_share_a_group_or_are_refused(pair, grader, tmp_path):
+    if pair in REFUSED:
+        with refused(REFUSED[pair], error=ConfigError):
+            _run_of(pair, grader, tmp_path, 0.0)
+        return
+    for failing in (0.0, 0.2):
+        found = _run_of(pair, grader, tmp_path / str(failing), failing)
+        for step in found.steps:
+            assert len({*step.seeds}) == len(step.seeds), "each response has a seed of its own"
+        for group in found.groups:
+            _assert_whole(group, pair)
+
+
+def _assert_whole(group: Group, pair: tuple[str, ...]) -> None:
+    assert len(group.trajectories) <= 8
+    if FALLBACKS.isdisjoint(pair):
+        assert len(group.trajectories) + len(group.failed) == 8
+    rollouts = [row for row in (*group.trajectories, *group.replaced) if row.start is None]
+    for row in group.of_start("difficulty") if "difficulty" in pair else ():
+        assert row.start is not None and row.start.dose is not None
+        success = fmean(row.is_correct for row in rollouts) if rollouts else 1.0
+        assert row.start.dose == pytest.approx(0.1 + 0.8 * (1 - success)), "by the rollouts alone"
+
+
+def test_the_coins_of_two_starts_are_thrown_apart(grader: GraderPool, tmp_path: Path) -> None:
+    shares = "{show: {kind: prefix}, rows: 1, dose: 0.5, when: {share: 0.5}}"
+    settings = settings_of("luffy", f"objective.group.starts={{trace: null, a: {shares}, b: {shares}}}")
+    groups = [group for group in scripted_run(settings, grader, tmp_path).groups if HAS_TRACE[group.uid]]
+    seen = {(bool(group.of_start("a")), bool(group.of_start("b"))) for group in groups}
+    assert len(seen) == 4

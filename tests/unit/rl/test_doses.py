@@ -4,7 +4,6 @@ import json
 import math
 from collections.abc import Mapping
 from functools import cache
-from statistics import fmean
 from typing import Any
 
 import pytest
@@ -16,7 +15,6 @@ from synthetic.trajectories import row_of
 from luffy.config.starts import Dose, FitDose, StartConfig, TracePrefix
 from luffy.rl.doses import Ask, Memory, StartRound, dose_of, fitted_dose, memory_of
 from luffy.rl.group_starts import GroupStart, Texts, open_starts
-from luffy.rl.rows import RolloutTask, Visit
 from luffy.types import FinishReason, Group, Start
 
 TOTAL = 101
@@ -59,6 +57,7 @@ def asked(dose: object, *uniform: float, step: int = 1, index: int = 0, count: i
         (0.29, (), {}, 0.29),
         (FALLING, (), {"step": 26}, 0.75),
         ({"kind": "uniform", "low": 0.2, "high": FALLING}, (0.25,), {"step": 1}, 0.4),
+        ({"kind": "uniform", "low": FALLING, "high": 1.0}, (0.5,), {"step": 51}, 0.75),
         # Three of five pieces, or of as many as a short trace has tokens.
         ({"kind": "binomial", "probability": 0.5}, (0.1, 0.5, 0.4, 0.9, 0.0), {}, 0.6),
         ({"kind": "binomial", "probability": 0.5}, (0.1, 0.5, 0.4), {"length": 3}, 2 / 3),
@@ -97,28 +96,6 @@ def asked(dose: object, *uniform: float, step: int = 1, index: int = 0, count: i
 )  # fmt: skip
 def test_doses_by_hand(dose: object, uniform: tuple[float, ...], ask: dict[str, Any], expected: float) -> None:
     assert asked(dose, *uniform, **ask) == pytest.approx(expected)
-
-
-def shares(dose: object, step: int = 1, rows: int = 500, length: int = 1000) -> list[float]:
-    start, visit = start_of(dose), Visit(RolloutTask("p", (), "", ()), step, 0)
-    asks = (Ask(step, TOTAL, index, rows, length, start.random(visit, index), {}) for index in range(rows))
-    return [dose_of(start.config.dose, ask) or 0.0 for ask in asks]
-
-
-def test_uniform_shares_fill_their_moving_interval() -> None:
-    moving = {"kind": "uniform", "low": {"kind": "linear", "start": 0.9, "end": 0.1}, "high": 0.9}
-    assert set(shares(moving)) == {0.9}
-    last = shares(moving, step=TOTAL)
-    assert 0.1 <= min(last) < 0.12 and 0.88 < max(last) < 0.9
-    assert fmean(last) == pytest.approx(0.5, abs=4 * 0.231 / 500**0.5)
-
-
-def test_binomial_shares_are_those_of_the_binomial() -> None:
-    found = shares({"kind": "binomial", "pieces": 4, "probability": 0.5}, rows=4000)
-    for pieces in range(5):
-        probability = math.comb(4, pieces) / 16
-        error = (probability * (1 - probability) / 4000) ** 0.5
-        assert found.count(pieces / 4) / 4000 == pytest.approx(probability, abs=4 * error)
 
 
 # ---- several rounds in one group ----

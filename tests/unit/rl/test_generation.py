@@ -1,18 +1,25 @@
-"""When groups are generated, in turn with training or ahead of it; and a gap between engine and trainer."""
+"""When groups are generated, in turn with training or ahead of it; which of them are kept, and which rows are shown to
+people; a gap between engine and trainer."""
 
 import logging
 import threading
 import time
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, closing
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from support.patience import PATIENCE_S, wait_until
 from synthetic.trajectories import row_of
 
+from luffy.config.group import DropZeroVariance, DynamicSampling, GlobalBatchAdvantage, GroupMeanAdvantage
 from luffy.errors import NumericalError
+from luffy.rl.groups import kept_groups, needs_more, sample_rollouts
 from luffy.rl.loop import Generation, LogpGapCheck, StepPlan, suspicious_gap
 from luffy.rl.rows import BusyTime
-from luffy.types import Group
+from luffy.training.batching import row_advantages
+from luffy.types import FinishReason, Group, Source, Start
 
 LAST = 6
 
@@ -20,45 +27,36 @@ LAST = 6
 class Recorder:
     """An experience and a cluster at once that write down what is asked of them, in order."""
 
-    def __init__(self, journalled: int = 0) -> None:
+    def __init__(self, journalled: int = 0, fails_at: int | None = None) -> None:
+        self.journalled, self.fails_at = journalled, fails_at
         self.trace: list[tuple[str, int]] = []
-        self.version = 0
-        self.hold = threading.Event()
+        self.version, self.engine, self.hold = 0, None, threading.Event()
         self.hold.set()
-        self.fails_at: int | None = None
-        self._journalled = journalled
-        self.engine = None
 
     def plan(self, step: int) -> StepPlan:
-        self._note("plan", step)
-        kept = [_group(version=step - 1)] if step <= self._journalled else None
-        return StepPlan(step, (), kept)
+        self.trace.append(("plan", step))
+        return StepPlan(step, (), [_group(version=step - 1)] if step <= self.journalled else None)
 
     def generate(self, plan: StepPlan, engine: object) -> list[Group]:
-        if plan.journalled is not None:
-            return list(plan.journalled)
         began = self.version
-        self._note("generate", plan.step)
+        self.trace.append(("generate", plan.step))
         assert self.hold.wait(PATIENCE_S)
         if plan.step == self.fails_at:
             raise ValueError("no such rollout")
         return [_group(version=began)]
 
     def commit(self, plan: StepPlan, groups: list[Group]) -> None:
-        self._note("commit", plan.step)
+        self.trace.append(("commit", plan.step))
 
     def grading_s(self) -> float:
         return 0.0
 
     def publish(self, version: int) -> None:
-        self._note("publish", version)
+        self.trace.append(("publish", version))
         self.version = version
 
     def metrics(self) -> dict[str, float]:
         return {}
-
-    def _note(self, what: str, step: int) -> None:
-        self.trace.append((what, step))
 
 
 def _group(version: int) -> Group:
@@ -117,9 +115,7 @@ def test_journalled_steps_are_given_back_and_nothing_is_published_for_them() -> 
 
 @pytest.mark.parametrize("max_staleness", [0, 2])
 def test_a_failure_of_generation_reaches_the_step_that_needs_it(max_staleness: int) -> None:
-    recorder = Recorder()
-    recorder.fails_at = 2
-    with _opened(recorder, max_staleness) as generation:
+    with _opened(Recorder(fails_at=2), max_staleness) as generation:
         generation.take(1)
         with pytest.raises(ValueError, match="no such rollout"):
             generation.take(2)
@@ -174,3 +170,77 @@ def test_a_gap_that_no_kernel_explains_is_told_of(dtype, max_staleness, gaps, wa
     with caplog.at_level(logging.WARNING):
         _checked(LogpGapCheck(None, suspicious_gap(dtype, max_staleness)), *gaps)
     assert [record.args for record in caplog.records] == [(gap,) for gap in warned]
+
+
+# ---- which groups are kept ----
+
+DROP = DropZeroVariance(kind="drop_zero_variance")
+REFILL = DynamicSampling(kind="dynamic_sampling", max_rounds=3)
+
+
+def _rewarded(uid: str, *rewards: float, trace: float | None = None) -> Group:
+    traces = () if trace is None else (row_of(trace, source=Source.OFF_POLICY),)
+    return Group(uid, (*map(row_of, rewards), *traces))
+
+
+SILENT, SPEAKING, SOLVED = (_rewarded("s", *rewards) for rewards in ((0.0, 0.0), (0.0, 1.0), (1.0, 1.0)))
+GUIDED, USELESS = _rewarded("guided", 0.0, 0.0, trace=1.0), _rewarded("no use", 1.0, trace=1.0)
+
+
+@pytest.mark.parametrize(
+    ("groups", "kind", "wanted", "kept"),
+    [
+        ([SILENT, SPEAKING, SOLVED], None, 1, [SILENT, SPEAKING, SOLVED]),
+        ([SILENT, SPEAKING, SOLVED], DROP, 1, [SPEAKING]),
+        ([SILENT], DROP, 1, []),
+        # A right trace beside wrong rollouts is a signal.
+        ([GUIDED, USELESS], DROP, 2, [GUIDED]),
+        ([SPEAKING, SILENT, GUIDED, SPEAKING], REFILL, 2, [SPEAKING, GUIDED]),
+    ],
+)
+def test_silent_groups_leave_where_that_is_asked_for(groups, kind, wanted, kept):
+    assert kept_groups(groups, kind, wanted) == kept
+    assert kind is REFILL or not needs_more([SILENT], kind, wanted, rounds_done=1)
+
+
+@given(st.lists(st.sampled_from([SILENT, SPEAKING, GUIDED]), max_size=8), st.integers(1, 4))
+def test_refill_stops_exactly_when_it_has_what_it_wanted(groups: list[Group], wanted: int) -> None:
+    complete = len(kept_groups(groups, REFILL, wanted)) == wanted
+    assert needs_more(groups, REFILL, wanted, rounds_done=1) is not complete
+    assert not needs_more(groups, REFILL, wanted, rounds_done=3), "its rounds are over"
+
+
+# ---- rows that are shown to people ----
+
+REFERENCES = {"a": "5", "b": "6", "c": "7", "secret": None}
+
+
+MEAN = GroupMeanAdvantage(kind="group_mean", population="joint", scale_by_std=False)
+
+
+def _shown(groups: Sequence[Group], count: int, advantage=MEAN, references: Mapping[str, str | None] = REFERENCES):
+    def spelled(ids: Sequence[int]) -> str:
+        return " ".join(map(str, ids))
+
+    return sample_rollouts(groups, advantage, count, spelled, spelled, references)
+
+
+def test_a_row_of_each_group_is_shown_and_none_of_a_confidential_prompt() -> None:
+    found = _shown([_rewarded(uid, 1.0, 1.0) for uid in ("a", "secret", "b", "c")], 2)
+    assert [(each.uid, each.prompt, each.response, each.reference) for each in found] == [
+        ("a", "1", "2", "5"), ("b", "1", "2", "6"),
+    ]  # fmt: skip
+    groups = [_rewarded("a", 1.0, 1.0), _rewarded("secret", 0.0, 0.0)]
+    whole_batch = GlobalBatchAdvantage(kind="global_batch", population="joint", group_baseline=False)
+    (one,) = _shown(groups, 2, whole_batch)
+    assert one.advantage == row_advantages(groups, whole_batch)[0] > 0, "over the confidential prompt, too"
+
+
+def test_a_sample_of_a_failed_group_has_no_advantage_and_one_under_a_hint_says_which() -> None:
+    failed = row_of(finish_reason=FinishReason.ENVIRONMENT_ERROR)
+    hinted = row_of(1.0, source=Source.HINTED, start=Start("scaffold", 0.5, "first step"))
+    (lost,) = _shown([Group("a", (), failed=(failed,))], 1, references={})
+    (sample,) = _shown([Group("a", (row_of(1.0), hinted))], 1, references={})
+    assert (lost.uid, lost.advantage) == ("a", None)
+    assert (sample.start, sample.dose, sample.hint) == ("scaffold", 0.5, "first step")
+    assert sample.source == "off_policy"

@@ -25,16 +25,8 @@ from luffy.types import SAMPLED, FinishReason, Trajectory
 BUDGET, STEPS = 6, 6
 PARTIAL = ("rl.max_response_tokens=64", f"rl.partial_rollout_tokens={BUDGET}")
 METHODS = {
-    "luffy": (),
+    **dict.fromkeys(("luffy", "exgrpo", "prefix_rft", "relift", "hpt", "pope", "mfc", "adaback", "g2rpo_a"), ()),
     "on_policy": ("rl.sampling={kind: pools}",),
-    "exgrpo": (),
-    "prefix_rft": (),
-    "relift": (),
-    "hpt": (),
-    "pope": (),
-    "mfc": (),
-    "adaback": (),
-    "g2rpo_a": (),
     "chord": ("objective.group.starts.trace.when={pass_rate_at_most: 0.3}",),
 }
 """Every way to compose a group that is allowed with partial rollouts."""
@@ -141,11 +133,8 @@ def test_a_step_in_which_no_group_would_be_complete_goes_on_until_one_is(grader:
 def test_each_token_has_its_probability_under_the_weights_that_sampled_it(grader: GraderPool) -> None:
     """Two models as two steps of one policy: each scores all the tokens with one float64 pass of its own."""
     models = [tiny_model(seed).eval() for seed in (0, 1)]
-    params = SamplingParams(1.0, 12, (0,))
-    collector = GroupCollector(
-        grader, lambda ids: "", params, GroupConfig(size=8), seed=3, total_steps=2, step_tokens=5
-    )
-    task = RolloutTask("p", (1, 2, 3), "7", ())
+    params, group, task = SamplingParams(1.0, 12, (0,)), GroupConfig(size=8), RolloutTask("p", (1, 2, 3), "7", ())
+    collector = GroupCollector(grader, lambda ids: "", params, group, seed=3, total_steps=2, step_tokens=5)
     (group,) = collector.collect(TransformersEngine(models[0], 8, 0), [task], 1)
     assert group.is_open
     begun = RolloutTask("p", (1, 2, 3), "7", (), begun=group)

@@ -50,10 +50,9 @@ def _settings(*overrides: str, ahead: int = 0) -> RLSettings:
 
 
 def _mixed(sizes: dict[str, int]) -> list[RolloutTask]:
+    marks = {name: Problem(extra_info={MIXTURE: {"part": name, "weights": WEIGHTS}}) for name in sizes}
     return [
-        RolloutTask(
-            f"{name}{i}", (i,), "7", (), problem=Problem(extra_info={MIXTURE: {"part": name, "weights": WEIGHTS}})
-        )
+        RolloutTask(f"{name}{i}", (i,), "7", (), problem=marks[name])
         for name, size in sizes.items()
         for i in range(size)
     ]

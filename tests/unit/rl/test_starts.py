@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import TypeAdapter
+from synthetic.scripted_runs import Parrot
 from synthetic.trajectories import hinted_rows, row_of
 
 from luffy.config.group import GroupConfig
@@ -17,7 +18,7 @@ from luffy.rl.doses import StartRound
 from luffy.rl.group_starts import GroupStart, Texts, hint_text, open_starts, piece_ends
 from luffy.rl.groups import GroupCollector
 from luffy.rl.rows import Demonstration, RolloutTask, Visit
-from luffy.rollout.engine import Completion, RolloutRequest, SamplingParams, StopTexts
+from luffy.rollout.engine import RolloutRequest, SamplingParams, StopTexts
 from luffy.tracking.rollout_metrics import rollout_metrics, start_metrics
 from luffy.types import FinishReason, Group, Message, Source, Start, Trajectory
 
@@ -26,27 +27,9 @@ SIZE, STEPS = 4, 101
 FAILED = {"accuracy_at_most": 0.0}
 
 
-class Engine:
-    """The first half of a group is right where at least so many tokens are given."""
-
-    def __init__(self, least: int) -> None:
-        self.calls: list[list[RolloutRequest]] = []
-        self._least = least
-
-    def generate(self, requests: Sequence[RolloutRequest], params: SamplingParams) -> list[Completion]:
-        self.calls.append(list(requests))
-        is_right = [i % SIZE < SIZE / 2 and len(one.prefix_ids) >= self._least for i, one in enumerate(requests)]
-        return [
-            Completion((RIGHT if right else WRONG, STOP), (-0.5, -0.25), FinishReason.STOP, weight_versions=(6, 6))
-            for right in is_right
-        ]
-
-    def close(self) -> None: ...
-
-    @property
-    def given(self) -> list[list[tuple[int, ...]]]:
-        """What the groups of each call begin with."""
-        return [[request.prefix_ids for request in call[::SIZE]] for call in self.calls]
+def begun_with(engine: Parrot) -> list[list[tuple[int, ...]]]:
+    """What the groups of each call begin with."""
+    return [[request.prefix_ids for request in call[::SIZE]] for call in engine.calls]
 
 
 def decode(ids: Sequence[int]) -> str:
@@ -69,7 +52,7 @@ def opened(seed: int = 0, size: int = SIZE, stops: StopTexts | None = None, **st
     return open_starts(configs, Texts(spelt, decode, read, stops), seed, STEPS, size)
 
 
-Collect = Callable[..., tuple[Engine, list[Group]]]
+Collect = Callable[..., tuple[Parrot, list[Group]]]
 
 
 @pytest.fixture(scope="module")
@@ -84,8 +67,11 @@ def collect(grader: GraderPool) -> Collect:
         size: int = SIZE,
         seed: int = 0,
         stops: StopTexts | None = None,
-    ) -> tuple[Engine, list[Group]]:
-        engine, config = Engine(least), GroupConfig.model_validate({"size": size, "starts": starts})
+    ) -> tuple[Parrot, list[Group]]:
+        def says(place: int, request: RolloutRequest) -> tuple[int, int]:
+            return RIGHT if place % SIZE < SIZE / 2 and len(request.prefix_ids) >= least else WRONG, STOP
+
+        engine, config = Parrot(says), GroupConfig.model_validate({"size": size, "starts": starts})
         collector = GroupCollector(
             grader, decode, SamplingParams(1.0, 16, ()), config, seed, STEPS, opened(seed, size, stops, **starts),
             stops=stops,
@@ -103,7 +89,7 @@ def prefix(dose: object, rows: int | str = 1, **more: object) -> dict[str, objec
     return {"show": {"kind": "prefix"}, "dose": dose, "rows": rows, **more}
 
 
-def num_given(engine: Engine) -> list[int]:
+def num_given(engine: Parrot) -> list[int]:
     return [len(request.prefix_ids) for call in engine.calls for request in call]
 
 
@@ -153,9 +139,6 @@ def test_a_prefix_leaves_a_token_to_write_and_is_the_same_again(collect, dose, t
         ({"kind": "binomial", "pieces": 4, "probability": 0.5}, 10, 1, 100, {0, 2, 5, 7, 9}),
         ({"kind": "binomial", "pieces": 5, "probability": 0.5}, 3, 1, 100, {0, 1, 2}),
         (EVEN, 100, 1, 5, [0, 25, 50, 75, 99]),
-        ({**EVEN, "low": 0.2, "high": 0.6}, 100, 1, 3, [20, 40, 60]),
-        ({**EVEN, "low": 0.2, "high": 0.6}, 100, 1, 1, [40]),
-        ({"kind": "levels", "shares": [0.25, 0.5]}, 100, 1, 4, [25, 25, 50, 50]),
     ],
 )
 def test_lengths_by_hand(collect, dose, trace_tokens, step, rows, found):
@@ -256,9 +239,11 @@ ANCHOR = {
 
 
 def test_a_group_that_fails_continues_the_start_of_the_trace_which_is_context(collect: Collect) -> None:
-    """That groups which succeed, or have no trace to cut, are left alone is shown by `test_composition.py`."""
+    """One that succeeds is left alone."""
+    engine, (group,) = collect(ANCHOR, task("a", TRACE), least=0)
+    assert len(engine.calls) == 1 and not group.replaced
     engine, (group,) = collect(ANCHOR, task("a", TRACE), least=8)  # tries 2, 3 and 4 pieces
-    assert engine.given == [[()], [TRACE[:4]], [TRACE[:6]], [TRACE[:8]]]
+    assert begun_with(engine) == [[()], [TRACE[:4]], [TRACE[:6]], [TRACE[:8]]]
     assert {request.prompt_ids for call in engine.calls for request in call} == {(5, 6)}
     assert [each.is_correct for each in group.trajectories] == [True, True, False, False]
     for each in group.trajectories:
@@ -271,12 +256,9 @@ def test_a_group_that_fails_continues_the_start_of_the_trace_which_is_context(co
     assert (metrics["rollout/num_drawn"], metrics["rollout/tokens_drawn"]) == (4 * SIZE, 2 * 4 * SIZE)
     assert metrics["batch/on_reward"] == metrics["batch/off_policy_token_share"] - 0.8 == 0.0
     assert metrics["batch/prefix_share_mean"] == 0.8
-    assert start_metrics([group, Group("b", (row_of(),))], ["anchor"]) == pytest.approx(
-        {
-            **{"batch/share_anchor": 0.5, "batch/solved_anchor": 1.0},
-            **{"rollout/success_anchor": 2 / 12, "rollout/dose_anchor": 0.6},
-        }
-    )
+    of_batch = {"batch/share_anchor": 0.5, "batch/solved_anchor": 1.0}
+    of_rows = {"rollout/success_anchor": 2 / 12, "rollout/dose_anchor": 0.6}
+    assert start_metrics([group, Group("b", (row_of(),))], ["anchor"]) == pytest.approx(of_batch | of_rows)
 
 
 def test_searches_of_a_step_run_together_and_do_not_depend_on_one_another(collect: Collect) -> None:
@@ -296,10 +278,10 @@ def test_searches_of_a_step_run_together_and_do_not_depend_on_one_another(collec
 
 def test_several_traces_take_turns_over_the_steps_and_a_start_ends_before_a_stop_text(collect: Collect) -> None:
     traces = (TRACE, (30, *TRACE[1:]), (RIGHT, STOP))
-    given = [collect(ANCHOR, task("a", *traces), least=1, step=step)[0].given[1][0] for step in range(1, 12)]
-    assert {ids[0] for ids in given} == {20, 30}
+    engines = [collect(ANCHOR, task("a", *traces), least=1, step=step)[0] for step in range(1, 12)]
+    assert {begun_with(engine)[1][0][0] for engine in engines} == {20, 30}
     engine, _ = collect(ANCHOR, task("a", TRACE), least=1, stops=StopTexts(("x\nx\n",), decode))
-    assert engine.given[1] == [TRACE[:3]]
+    assert begun_with(engine)[1] == [TRACE[:3]]
 
 
 # ---- hints ----
@@ -376,9 +358,7 @@ def test_a_hint_of_no_share_is_the_bare_prompt(collect: Collect) -> None:
         assert ({request.prompt_ids for request in engine.calls[0]} == {(1,)}) != is_hinted
 
 
-def test_the_longest_prompt_is_that_of_the_highest_level_and_hints_begin_after_their_share_of_the_steps(
-    collect,
-) -> None:
+def test_the_longest_prompt_is_that_of_the_highest_level_and_hints_begin_after_their_share_of_the_steps(collect):
     tasks = [task_with(), task_with("a\nb"), task_with(REASONING)]
     (start,) = opened(hint=hint())
     assert start.longest_prompt(tasks) == len("What is {hint}? | one\n two\nthree")
@@ -401,6 +381,7 @@ def test_the_longest_prompt_is_that_of_the_highest_level_and_hints_begin_after_t
         ("all_correct", [0, 0, 0], [0, 1, 1], (3, 12, 13), (1, 2, 11)),
         ("best", [1, 0], [0, 1, 1], (2, 12), (1, 11, 13)),
         ("best", [1, 0], [0, 0], (2, 11), (1, 12)),
+        ("beside", [0, 0], [0, 1, 1], (1, 2, 12, 13), ()),
     ],
 )
 def test_which_rows_of_a_second_round_stay_and_for_which_rollouts(keep, rollouts, hinted, learned, replaced):
@@ -410,23 +391,11 @@ def test_which_rows_of_a_second_round_stay_and_for_which_rollouts(keep, rollouts
     helped = tuple(row_of(reward, (place,), Source.HINTED, start=shown) for place, reward in enumerate(hinted, 11))
     (start,) = opened(hint=hint(0.5, keep=keep))
     found = start.changed(group, [StartRound(0.5, helped)])
-    assert tuple(row.response_ids[0] for row in found.trajectories) == learned
+    assert tuple(row.response_ids[0] for row in found.learned) == learned
     assert tuple(row.response_ids[0] for row in found.replaced) == replaced
-    assert (found.accuracy, len(found.rollouts), len(hinted_rows(found))) == (
-        group.accuracy,
-        len(rollouts),
-        len(hinted),
-    )
-
-
-def test_rows_beside_a_group_change_nothing_of_it_and_the_right_ones_are_learned() -> None:
-    group = Group("p", (row_of(0.0, (1,)), row_of(0.0, (2,))))
-    shown = Start("hint", 0.5, "a")
-    helped = tuple(row_of(reward, (place,), Source.HINTED, start=shown) for place, reward in enumerate((0, 1, 1), 11))
-    (start,) = opened(hint=hint(0.5, keep="beside"))
-    found = start.changed(group, [StartRound(0.5, helped)])
-    assert replace(found, beside=()) == group and found.learned == (*group.trajectories, *helped[1:])
-    assert found.of_start("hint") == [*helped]
+    assert (found.accuracy, len(found.rollouts)) == (group.accuracy, len(rollouts))
+    assert len(hinted_rows(found)) == len(hinted)
+    assert keep != "beside" or (replace(found, beside=()), found.beside) == (group, helped)
 
 
 # ---- a second round that shows the first ----

@@ -1,9 +1,7 @@
 """From groups to micro-batches: rows over optimizer steps and ranks, and layout in which no token is lost or moved."""
 
 from collections import Counter
-from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
@@ -28,7 +26,7 @@ from luffy.training.batching import (
     stream_indices,
     take_rows,
 )
-from luffy.training.ranks import call_everywhere
+from luffy.training.ranks import LocalRanks, call_everywhere
 from luffy.types import Group, Source, TrainBatch, Trajectory
 
 MEAN = GroupMeanAdvantage(kind="group_mean", population="joint", scale_by_std=False)
@@ -249,22 +247,13 @@ def test_packed_positions_restart_at_every_sequence_and_rows_are_trimmed_to_the_
     assert take_rows(batch, [shortest]).attention_mask_BT.all()
 
 
-class SixRanks:
-    """Ranks that are numbers, called one after the other."""
-
-    num_ranks = 6
-    num_gpus = 6
-
-    def call(self, method: Callable[..., Any], arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
-        return [method(rank, *of_rank) for rank, of_rank in enumerate(arguments)]
-
-
 def test_all_ranks_get_the_same_arguments_and_the_first_answers() -> None:
-    received: dict[int, str] = {}
+    class SixRanks(LocalRanks[int]):
+        num_ranks = 6
 
-    def take(rank: int, rows: str) -> int:
-        received[rank] = rows
-        return rank
+        def call(self, method, arguments):  # one after the other
+            return [method(rank, *of_rank) for rank, of_rank in enumerate(arguments)]
 
-    assert call_everywhere(SixRanks(), take, "all") == 0
-    assert received == dict.fromkeys(range(6), "all")
+    received = list[tuple[int, str]]()
+    assert call_everywhere(SixRanks(0), lambda *given: received.append(given) or given[0], "all") == 0
+    assert received == [(rank, "all") for rank in range(6)]

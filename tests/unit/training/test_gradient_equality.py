@@ -13,6 +13,7 @@ from reference.gradient_case import (
     CONTEXTS,
     OPTIMIZER,
     PRESETS,
+    SPLITS,
     execution,
     make_batch,
     moved,
@@ -29,7 +30,6 @@ from reference.gradient_case import (
 )
 from reference.losses import reinforce_pp
 from torch import Tensor
-from transformers import PreTrainedModel
 
 from luffy.config import available_presets
 from luffy.config.starts import TracePrefix
@@ -42,28 +42,12 @@ from luffy.types import TrainBatch
 TOLERANCE = 1e-5
 FAINT = ("reinforce_pp", "kl")
 """The published coefficient of 1e-5 is below what float32 and the tolerance can tell."""
-SPLITS = {
-    "one_batch": {"micro_batch_tokens": 10_000},
-    "one_row_each": {"micro_batch_tokens": 1},  # most micro-batches then hold no token of some term
-    "some_rows": {"micro_batch_tokens": 40},
-    "packed_one_batch": {"micro_batch_tokens": 10_000, "packing": True},
-    "packed_some_rows": {"micro_batch_tokens": 40, "packing": True},
-    "gradient_checkpointing": {"micro_batch_tokens": 40, "gradient_checkpointing": True},
-}
-
-
-@functools.cache
-def _model() -> PreTrainedModel:
-    """Copied by each test, so that references are computed once a case."""
-    return tiny_model()
+_model = functools.cache(tiny_model)
+"""Copied by each test, so that references are computed once a case."""
 
 
 def _policy(temperature: float = 1.0, **settings: object) -> Policy:
     return Policy(copy.deepcopy(_model()), OPTIMIZER, execution(**settings), "float32", temperature)
-
-
-def _names(policy: Policy) -> dict[str, torch.nn.Parameter]:
-    return dict(policy.causal_lm.named_parameters())
 
 
 def _can_branch(case: str) -> bool:
@@ -83,7 +67,7 @@ BRANCHED = [case + CONTEXTS for case in CASES if _can_branch(case)]
 
 
 def _gradients(policy: Policy) -> dict[str, Tensor]:
-    return {name: safe_get_full_grad(parameter) for name, parameter in _names(policy).items()}
+    return {name: safe_get_full_grad(parameter) for name, parameter in policy.causal_lm.named_parameters()}
 
 
 def _gradients_of(step: StepObjective, batch: TrainBatch) -> dict[str, Tensor]:
@@ -120,7 +104,7 @@ def test_gradient_and_parameters_equal_the_float64_reference_for_any_split(case,
     assert metrics["actor/loss"] == pytest.approx(reference_loss(case, _model(), temperature), rel=1e-5, abs=1e-6)
     assert relative_l2(_gradients(policy), expected_gradients) < TOLERANCE
     policy.engine.step()
-    parameters = {name: parameter.detach().cpu() for name, parameter in _names(policy).items()}
+    parameters = {name: parameter.detach().cpu() for name, parameter in policy.causal_lm.named_parameters()}
     start = dict(_model().named_parameters())
     assert relative_l2(parameters, expected_parameters) < TOLERANCE
     assert relative_l2(moved(parameters, start), moved(expected_parameters, start)) < 1e-3
@@ -207,10 +191,9 @@ def test_the_gradient_of_luffy_does_not_depend_on_recorded_log_probabilities() -
     step = step_of("luffy")
     found = [_gradients_of(step, rows) for rows in (batch, bare)]
     assert all(torch.equal(found[0][name], found[1][name]) for name in found[0])
+    recorded = {term.name: term.loss.model_copy(update={"behavior": "recorded"}) for term in step.terms}
     chosen = tuple(
-        term.model_copy(update={"loss": term.loss.model_copy(update={"behavior": "recorded"})})
-        if term.name == "off_policy"
-        else term
+        term.model_copy(update={"loss": recorded[term.name]}) if term.name == "off_policy" else term
         for term in step.terms
     )
     assert relative_l2(_gradients_of(dataclasses.replace(step, terms=chosen), batch), found[0]) > 0.01

@@ -37,13 +37,7 @@ from luffy.errors import DataError
 from luffy.model_shape import architecture_of
 from luffy.rollout.transformers_engine import TransformersEngine
 from luffy.training.deepspeed_engine import is_sharded, load_to_train
-from luffy.training.model_folder import (
-    adapt_model_folder,
-    copy_tokenizer,
-    dequantise,
-    load_causal_lm,
-    model_folder,
-)
+from luffy.training.model_folder import adapt_model_folder, copy_tokenizer, dequantise, load_causal_lm, model_folder
 from luffy.training.policy import FrozenPolicy, Policy
 from luffy.training.policy_model import refuse_processed_logits
 

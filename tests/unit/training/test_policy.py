@@ -1,22 +1,32 @@
-"""The policy's own numbers: scores at each token however a batch is cut, by all that score; clips and generation."""
+"""The policy's own numbers and its teachers': scores at each token however a batch is cut, by all that score."""
 
 import copy
-import dataclasses
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 import torch
 from deepspeed.utils import safe_get_full_grad
-from reference.gradient_case import CASES, OPTIMIZER, execution, make_batch, step_of, tiny_model, trajectories
-from reference.rows import evaluate
+from reference.gradient_case import (
+    CASES,
+    OPTIMIZER,
+    execution,
+    make_batch,
+    objective_of,
+    step_of,
+    tiny_model,
+    trajectories,
+)
+from reference.rows import evaluate, evaluate_all
 from reference.value_case import batch
 from support.refusals import refused
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from luffy.config.model import DType
+from luffy.config.terms import DivergenceLoss
 from luffy.config.training import OptimizerConfig, SFTConfig
 from luffy.errors import ConfigError, DataError, NumericalError
 from luffy.objectives.schedules import objective_at
@@ -26,8 +36,8 @@ from luffy.training import policy_model, ranks, update_metrics
 from luffy.training.batching import collate, take_rows
 from luffy.training.learner import TrainerRank
 from luffy.training.policy import FrozenPolicy, Policy, check_fits
-from luffy.training.teachers import DistillationTeacher, ServedScores
-from luffy.types import Source, TrainBatch
+from luffy.training.teachers import DistillationTeacher, ServedScores, Teachers
+from luffy.types import Source, TrainBatch, Trajectory
 
 
 def _policy(optimizer: OptimizerConfig = OPTIMIZER, **settings: object) -> Policy:
@@ -54,7 +64,7 @@ def test_the_largest_gap_to_the_sampler_is_reported_to_a_tenth() -> None:
 
 @pytest.mark.parametrize(
     ("zero_stage", "advantage"),
-    [(0, math.inf), (1, 1e38), (2, 1e38)],  # stage 3 sums the norm in float64, where this one is finite
+    [(0, math.inf), (1, 1e38), (2, 1e38)],  # stage 3 sums the norm in float64, where it is finite
 )
 def test_a_loss_or_gradient_that_is_not_finite_stops_the_run_before_the_weights_change(zero_stage, advantage) -> None:
     batch, policy = make_batch("luffy", tiny_model()), _policy(zero_stage=zero_stage)
@@ -91,7 +101,7 @@ def test_generation_between_updates_sees_the_updated_weights(zero_stage: int, dt
 @pytest.mark.parametrize("zero_stage", [0, 1, 2, 3])
 def test_a_gradient_above_the_skip_bound_leaves_weights_and_moments_alone(zero_stage: int) -> None:
     batch = make_batch("luffy", tiny_model())
-    loud = dataclasses.replace(batch, advantage_BT=batch.advantage_BT * 1e4)
+    loud = replace(batch, advantage_BT=batch.advantage_BT * 1e4)
     bounded = OptimizerConfig(lr=1e-2, max_grad_norm=10.0, skip_grad_norm=20.0)
     unbounded = bounded.model_copy(update={"skip_grad_norm": None})
     skipping, plain = (_policy(optimizer, zero_stage=zero_stage) for optimizer in (bounded, unbounded))
@@ -170,10 +180,8 @@ class Copies(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
         result = func(*args, **(kwargs or {}))
-        if func.overloadpacket is torch.ops.aten._to_copy and (args[0].dtype, result.dtype) == (
-            torch.bfloat16,
-            torch.float32,
-        ):
+        is_copy = func.overloadpacket is torch.ops.aten._to_copy
+        if is_copy and (args[0].dtype, result.dtype) == (torch.bfloat16, torch.float32):
             self.shapes.append(result.shape)
         return result
 
@@ -197,18 +205,13 @@ SPLITS = (
 TEMPERATURE = 0.7
 
 
-def _ids(micro: TrainBatch) -> torch.Tensor:
-    return micro.input_ids_BT.double()
-
-
 def test_a_rank_with_fewer_micro_batches_runs_as_many_as_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(policy_model, "max_over_ranks", lambda value: value + 2)
     rows, seen = batch(), []
 
     def forward(micro: TrainBatch) -> torch.Tensor:
-        is_dummy = not micro.response_mask_BT.any()
-        seen.append(is_dummy)
-        return torch.full_like(_ids(micro), torch.nan) if is_dummy else _ids(micro)
+        seen.append(not micro.response_mask_BT.any())
+        return micro.input_ids_BT.double() * (torch.nan if seen[-1] else 1.0)
 
     score_BT = policy_model.score(torch.nn.Identity(), forward, rows, execution(micro_batch_tokens=10_000))
     assert seen == [False, True, True]
@@ -219,7 +222,7 @@ def test_a_rank_with_fewer_micro_batches_runs_as_many_as_the_others(monkeypatch:
 def test_a_rank_without_rows_runs_as_many_micro_batches_as_the_others(settings, monkeypatch):
     monkeypatch.setattr(policy_model, "max_over_ranks", lambda value: value + 2)
     rows, calls = take_rows(batch(), []), []
-    policy = Policy(tiny_model(), OPTIMIZER, execution(**settings), "float32")
+    policy = _policy(**settings)
     policy.engine.register_forward_hook(lambda *_: calls.append(1))
     terms = SFTConfig(epochs=1, batch_size=1, optimizer=OPTIMIZER).objective.terms
     metrics = policy.accumulate(rows, objective_at(terms, 1, 1, 1))
@@ -247,7 +250,7 @@ def test_log_probabilities_and_entropies_are_those_of_the_whole_model(settings: 
 @pytest.mark.parametrize("settings", SPLITS, ids=str)
 def test_the_mean_probability_of_a_row_is_its_own_whatever_is_scored_beside_it(settings: dict[str, object]) -> None:
     """Against float64, one row at a time: what decides among traces. Every third row has tokens that do not count."""
-    rows, policy = trajectories("luffy")[0], Policy(tiny_model(), OPTIMIZER, execution(**settings), "float32")
+    rows, policy = trajectories("luffy")[0], _policy(**settings)
     rank, model = SimpleNamespace(policy=policy, _spec=SimpleNamespace(pad_id=0)), tiny_model().double()
     with torch.no_grad():
         expected = [float(evaluate(model, row)[0].exp().mean()) for row in rows]
@@ -257,30 +260,144 @@ def test_the_mean_probability_of_a_row_is_its_own_whatever_is_scored_beside_it(s
     assert sorted(range(6), key=alone.__getitem__) == sorted(range(6), key=expected.__getitem__)
 
 
-@pytest.mark.parametrize("micro_batch_tokens", [1, 40, 10_000])
-@pytest.mark.parametrize("packing", [False, True])
-def test_rows_are_scored_in_the_prompts_that_the_teacher_is_shown(micro_batch_tokens: int, packing: bool) -> None:
-    """Every second row has a longer prompt there; what an environment wrote is context and not scored."""
-    rows, _ = trajectories("opsd", num_groups=2)
-    rows = [replace(row, teacher_prompt_ids=(3, 1, *row.prompt_ids, 5)) if i % 2 else row for i, row in enumerate(rows)]
-    where = execution(micro_batch_tokens=micro_batch_tokens, packing=packing)
-    teacher = DistillationTeacher(FrozenPolicy(tiny_model(), where, 1.0), flops=None, pad_id=0)
-    batch = collate(rows, torch.zeros(len(rows)), pad_id=0)
-    found_BT = teacher.teach(batch, rows).logp_teacher_BT
-    shown = [replace(row, prompt_ids=row.teacher_prompt_ids or row.prompt_ids) for row in rows]
-    expected_N = torch.cat([evaluate(tiny_model().double(), row)[0] for row in shown])
-    torch.testing.assert_close(found_BT[batch.response_mask_BT].double(), expected_N, rtol=0, atol=1e-5)
-    assert not found_BT[~batch.response_mask_BT].any()
+# ---- teachers: whose tokens are compared, entropies, several models ----
+
+TOP_K = 4
+TWO_SPLITS = ({"micro_batch_tokens": 10_000}, {"micro_batch_tokens": 40, "packing": True})
+
+
+def _taught_rows() -> list[Trajectory]:
+    """Every second row has a longer prompt for its teacher; the groups have teacher 0, teacher 1 and none."""
+    rows, groups = trajectories("opsd", num_groups=3)
+    longer = [(3, 1, *row.prompt_ids, 5) if i % 2 else () for i, row in enumerate(rows)]
+    return [
+        replace(row, teacher_prompt_ids=ids, taught_by=(0, 1, -1)[group])
+        for row, ids, group in zip(rows, longer, groups, strict=True)
+    ]
+
+
+def _collated(rows: Sequence[Trajectory]) -> TrainBatch:
+    return collate(rows, torch.zeros(len(rows)), pad_id=0)
+
+
+def _everything(seed: int, rows: Sequence[Trajectory], shown: bool = True) -> Tensor:
+    """`(N, V)` log-probabilities at the learnable tokens, under the prompts that the teacher is shown."""
+    model, texts = tiny_model(seed).double(), rows
+    if shown:
+        texts = [replace(row, prompt_ids=row.teacher_prompt_ids or row.prompt_ids) for row in rows]
+    with torch.no_grad():
+        return torch.cat([evaluate_all(model, row) for row in texts])
+
+
+def _divergence(over: str, top_k: int = TOP_K) -> DivergenceLoss:
+    return DivergenceLoss(kind="divergence", measure="jsd", top_k=top_k, over=over)
+
+
+def _teacher(
+    seed: int, over: str | None, entropy: bool = False, top_k: int = TOP_K, **settings: object
+) -> DistillationTeacher:
+    where = execution(**settings)
+    own = None if over is None else 0 if over == "policy" else top_k
+    return DistillationTeacher(FrozenPolicy(tiny_model(seed), where, 1.0), None, 0, own, entropy)
+
+
+def _taught(over: str, top_k: int, rows: Sequence[Trajectory], **settings: object) -> TrainBatch:
+    student = _policy(**settings)
+    teacher = _teacher(1, over, entropy=True, top_k=top_k, **settings)
+    return Teachers([teacher], student, _divergence(over, top_k)).teach(_collated(rows), rows)
+
+
+@pytest.mark.parametrize("settings", TWO_SPLITS, ids=str)
+@pytest.mark.parametrize("top_k", [TOP_K, 15, 64])
+@pytest.mark.parametrize("over", ["teacher", "policy", "both"])
+def test_the_tokens_that_are_compared_and_the_entropy_equal_float64(over: str, top_k: int, settings: dict) -> None:
+    """Of 23 tokens, more than both name together, fewer than that, and fewer than one of them asks for."""
+    rows = _taught_rows()
+    batch = _taught(over, top_k, rows, **settings)
+    mask_BT = batch.response_mask_BT
+    logq_NV, logp_NV = _everything(1, rows), _everything(0, rows, shown=False)
+    ranked = [logits_NV.argsort(dim=-1, descending=True).tolist() for logits_NV in (logq_NV, logp_NV)]
+    for choice_C, logq_C, logq_V, of_teacher, of_policy in zip(
+        batch.choice_BTC[mask_BT].tolist(), batch.logq_BTC[mask_BT].double(), logq_NV, *ranked, strict=True
+    ):
+        first = of_teacher[:top_k] if over != "policy" else []
+        more = [token for token in of_policy[: 2 * top_k] if token not in first][:top_k] if over != "teacher" else []
+        assert sorted(choice_C) == sorted([*first, *more]) and len({*choice_C}) == len(choice_C)
+        torch.testing.assert_close(logq_C[:-1], logq_V[choice_C], rtol=0, atol=1e-5)
+        others_V = logq_V.index_fill(0, torch.tensor(choice_C), -torch.inf)
+        torch.testing.assert_close(logq_C[-1].exp(), others_V.exp().sum(), rtol=0, atol=1e-5)
+    entropy_N = -(logq_NV.exp() * logq_NV).sum(-1)
+    torch.testing.assert_close(batch.entropy_teacher_BT[mask_BT].double(), entropy_N, rtol=0, atol=1e-5)
+    assert not batch.entropy_teacher_BT[~mask_BT].any()
+
+
+@pytest.mark.parametrize("settings", TWO_SPLITS, ids=str)
+@pytest.mark.parametrize("over", ["teacher", "policy", "both", None])
+def test_each_row_has_the_scores_of_its_own_teacher(over: str | None, settings: dict) -> None:
+    rows, student = _taught_rows(), _policy(**settings)
+    batch = _collated(rows)
+    scorers = [_teacher(seed, over, **settings) for seed in (1, 2)]
+    divergence = None if over is None else _divergence(over)
+    found = Teachers(scorers, student, divergence).teach(batch, rows)
+    for index, seed in enumerate((1, 2)):
+        own = [row.taught_by == index for row in rows]
+        mask_BT = batch.response_mask_BT & torch.tensor(own).unsqueeze(-1)
+        logq_NV = _everything(seed, [row for row, is_own in zip(rows, own, strict=True) if is_own])
+        expected_N = logq_NV.gather(-1, batch.input_ids_BT[mask_BT].unsqueeze(-1)).squeeze(-1)
+        torch.testing.assert_close(found.logp_teacher_BT[mask_BT].double(), expected_N, rtol=0, atol=1e-5)
+        if over is not None:
+            chosen_NC = found.choice_BTC[mask_BT].long()
+            logq_NC = found.logq_BTC[mask_BT][:, :-1].double()
+            torch.testing.assert_close(logq_NC, logq_NV.gather(-1, chosen_NC), rtol=0, atol=1e-5)
+    untaught_BT = torch.tensor([row.taught_by < 0 for row in rows]).unsqueeze(-1).expand_as(batch.response_mask_BT)
+    assert not found.logp_teacher_BT[untaught_BT].any()
+    alone = Teachers(scorers, student, divergence).teach(_collated(rows[:2]), rows[:2])
+    torch.testing.assert_close(alone.logp_teacher_BT, found.logp_teacher_BT[:2, : alone.logp_teacher_BT.shape[1]])
 
 
 def test_scores_from_servers_lie_where_those_of_a_model_on_the_rank_do() -> None:
-    rows, _ = trajectories("opd", num_groups=2)
+    """Beside a model, in rows between whose tokens an environment has written."""
+    rows, student, models = _taught_rows(), _policy(), [_teacher(seed, None) for seed in (1, 2)]
     assert any(Source.ENVIRONMENT in row.source for row in rows)
-    teacher = DistillationTeacher(FrozenPolicy(tiny_model(), execution(), 1.0), flops=None, pad_id=0)
-    batch = collate(rows, torch.zeros(len(rows)), pad_id=0)
-    expected_BT = teacher.teach(batch, rows).logp_teacher_BT
-    carried = [
-        replace(row, teacher_logprobs=tuple(logp_T[mask_T].tolist()))
-        for row, logp_T, mask_T in zip(rows, expected_BT, batch.response_mask_BT, strict=True)
-    ]
-    assert torch.equal(ServedScores().teach(batch, carried).logp_teacher_BT, expected_BT)
+    batch = _collated(rows)
+    expected_BT = Teachers(models, student).teach(batch, rows).logp_teacher_BT
+    scored = zip(rows, expected_BT, batch.response_mask_BT, strict=True)
+    carried = [replace(row, teacher_logprobs=tuple(of_T[own_T].tolist())) for row, of_T, own_T in scored]
+    carried = [row if row.taught_by == 0 else replace(row, teacher_logprobs=()) for row in carried]
+    assert torch.equal(
+        Teachers([ServedScores(), models[1]], student).teach(batch, carried).logp_teacher_BT, expected_BT
+    )
+
+
+def test_a_model_that_takes_turns_scores_as_one_that_stays() -> None:
+    """Here both have the same memory: what moves weights to a GPU and back leaves them as they are."""
+    batch, plain = _collated(_taught_rows()), FrozenPolicy(tiny_model(1), execution(), 1.0)
+    frozen = FrozenPolicy(tiny_model(1), execution(), 1.0, takes_turns=True)
+    weights = {name: weight.data_ptr() for name, weight in frozen.causal_lm.named_parameters()}
+    for _ in range(2):
+        with frozen.on_device():
+            assert torch.equal(frozen.logprobs(batch), plain.logprobs(batch))
+    assert {name: weight.data_ptr() for name, weight in frozen.causal_lm.named_parameters()} == weights
+
+
+@pytest.mark.parametrize("over", ["policy", "both"])
+def test_a_policy_learns_over_its_own_tokens(over: str) -> None:
+    """The loss that is reported is the divergence in float64 over these tokens."""
+    rows, loss = _taught_rows(), _divergence(over)
+    batch = _taught(over, TOP_K, rows)
+    objective = objective_of("gkd")
+    assert objective is not None
+    terms = tuple(term.model_copy(update={"loss": loss}) for term in objective.terms)
+    student = _policy(micro_batch_tokens=40)
+    found = student.accumulate(batch, objective_at(terms, 1, 1, 8))["actor/loss"]
+    mask_BT = batch.response_mask_BT
+    chosen_NC = batch.choice_BTC[mask_BT].long()
+
+    def coarse(logp_NV: Tensor) -> Tensor:
+        rest_N1 = logp_NV.scatter(-1, chosen_NC, -torch.inf).logsumexp(-1, keepdim=True)
+        return torch.cat([logp_NV.gather(-1, chosen_NC), rest_N1], dim=-1)
+
+    q, p = coarse(_everything(1, rows)), coarse(_everything(0, rows, shown=False))
+    m = torch.log(0.5 * q.exp() + 0.5 * p.exp())
+    expected = 0.5 * (q.exp() * (q - m)).sum(-1) + 0.5 * (p.exp() * (p - m)).sum(-1)
+    assert found == pytest.approx(float(expected.mean()), rel=1e-5)
