@@ -8,9 +8,7 @@ from dataclasses import replace
 
 import pytest
 from pydantic import ValidationError
-from support.patience import wait_until
 from support.refusals import refused
-from synthetic import episode_measures
 from synthetic.endpoint import CHAT, Endpoint, completion
 
 from luffy.config.environment import (
@@ -45,10 +43,6 @@ from luffy.types import Message, Prompt
 
 # ---- classes of one's own ----
 
-MODULE = """
-import asyncio
-
-from luffy.types import Message
 
 class CountTo:
     def __init__(self, limit: int) -> None:
@@ -64,55 +58,33 @@ class CountTo:
     def counts(self):
         return {"turns_taken": float(self.limit - self.left)}
 
-    async def close(self):
-        pass
-
-class Synchronous(CountTo):
-    def respond(self, conversation):
-        return None
-
-class Nothing:
-    pass
-
-class AwaitedCounts(CountTo):
-    async def counts(self):
-        return {}
-
-class Fails(CountTo):
-    def __init__(self, limit):
-        raise OSError(f"no {limit}")
-
-class FailsToCount(CountTo):
-    def counts(self):
-        return None
-
-class Slow(CountTo):
-    async def respond(self, conversation):
-        await asyncio.Event().wait()
-
-class GivesUp(CountTo):
-    async def respond(self, conversation):
-        raise TimeoutError("the service is slow today")
-
-class Scores(Slow):
-    async def score(self, conversation):
-        await asyncio.Event().wait()
-
-def function(limit):
-    return CountTo(limit)
-"""
-OWN = "custom_environments_of_a_test"
+    async def close(self): ...
 
 
-@pytest.fixture(autouse=True)
-def module(tmp_path, monkeypatch):
-    (tmp_path / f"{OWN}.py").write_text(MODULE)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(tmp_path)
+def fails(self, limit):
+    raise OSError(f"no {limit}")
+
+
+async def waits(self, conversation):
+    await asyncio.Event().wait()
+
+
+async def gives_up(self, conversation):
+    raise TimeoutError("the service is slow today")
+
+
+Nothing = type("Nothing", (), {})
+Synchronous = type("Synchronous", (CountTo,), {"respond": lambda self, conversation: None})
+AwaitedCounts = type("AwaitedCounts", (CountTo,), {"counts": gives_up})
+Fails = type("Fails", (CountTo,), {"__init__": fails})
+FailsToCount = type("FailsToCount", (CountTo,), {"counts": lambda self: None})
+Slow = type("Slow", (CountTo,), {"respond": waits})
+GivesUp = type("GivesUp", (CountTo,), {"respond": gives_up})
+Scores = type("Scores", (Slow,), {"score": waits})
 
 
 def custom(name, **options):
-    return CustomEnvironment(kind="custom", factory=f"{OWN}:{name}", options=options, instructions="Count.")
+    return CustomEnvironment(kind="custom", factory=f"{__name__}:{name}", options=options, instructions="Count.")
 
 
 def played(environment, turns, problem=None):
@@ -162,23 +134,19 @@ TEMPLATE = (
     "{% for m in messages %}TOOL{{ m.role }}\n{{ m.content }}<|eos|>{% endfor %}"
     "{% if add_generation_prompt %}assistant\n{% endif %}"
 )
-RAISES = "{% if m.role == 'tool' %}{{ raise_exception('unknown role') }}{% endif %}"
-ALTERNATES = (
-    "{% if m.role == 'tool' and messages[loop.index0 - 1].role != 'assistant' %}"
-    "{{ raise_exception('roles must alternate') }}{% endif %}"
-)
-DROPS = "{% if m.role == 'tool' %}{% continue %}{% endif %}"
+UNFIT = {  # what a template does with a message of the role `tool`, by the words of its refusal
+    "unknown role": "{{ raise_exception('unknown role') }}",
+    "twice": "{% if messages[loop.index0 - 1].role != 'assistant' %}{{ raise_exception('twice') }}{% endif %}",
+    "leaves out a message": "{% continue %}",
+}
 
 
 @pytest.mark.parametrize("history", ["exact", "as_sampled", "branching"])
-@pytest.mark.parametrize(
-    ("clause", "words"),
-    [(RAISES, "unknown role"), (ALTERNATES, "roles must alternate"), (DROPS, "leaves out a message")],
-)
-def test_a_template_that_cannot_write_results_of_tools_is_refused(history, clause, words):
+@pytest.mark.parametrize(("words", "clause"), UNFIT.items(), ids=UNFIT)
+def test_a_template_that_cannot_write_results_of_tools_is_refused(history, words, clause):
     def check(calls, clause):
         tokenizer = build_tokenizer(["user assistant tool 0"] * 4)
-        tokenizer.chat_template = TEMPLATE.replace("TOOL", clause)
+        tokenizer.chat_template = TEMPLATE.replace("TOOL", f"{{% if m.role == 'tool' %}}{clause}{{% endif %}}")
         config = tools("calculator", calls=calls, limits=EpisodeLimits(history=history))
         check_template(config, ConversationEncoder(tokenizer, history))
 
@@ -203,7 +171,7 @@ def mixture(game=None, **scoring):
     return MixtureEnvironment.model_validate_json(json.dumps({"kind": "mixture", "parts": parts, "scoring": scoring}))
 
 
-def test_the_part_that_names_the_data_source_plays_and_gives_the_instructions():
+def test_the_part_that_names_the_data_source_plays_counts_and_gives_the_instructions():
     game, products = open_environment(mixture())(), open_environment(mixture())()
     assert played(game, ["3"], Problem(data_source="games", extra_info={"number": 5})) == ["higher"]
     assert game.counts() == {
@@ -219,9 +187,7 @@ def test_the_part_that_names_the_data_source_plays_and_gives_the_instructions():
         played(open_environment(mixture())(), [], Problem(data_source="poems"))
     with refused(UNPLAYED):
         with_instructions([POEM], instructions_by_source(mixture()))
-
-
-def test_a_count_of_one_part_weighs_nothing_in_the_other():
+    # A count of one part weighs nothing in the other.
     _, scorer = open_scored(mixture(weights={"answer": 1.0, "tools/tool_errors": -0.1, "game/found": 0.5}))
     assert scorer.reward(1.0, {"game/found": 1.0}) == 1.5
     assert scorer.reward(1.0, {"tools/tool_errors": 2.0}) == pytest.approx(0.8)
@@ -277,14 +243,62 @@ def test_only_the_text_after_the_reasoning_is_left_and_fields_are_the_first_elem
     assert xml_fields(text, ["reasoning", ("code", "answer"), "empty", "open"]) == found
 
 
-# ---- rubrics: named measures, and the reward that their weights make ----
+# ---- rubrics: named measures, as a user writes them, and the reward that their weights make ----
+
+EVENT = threading.Event()
+"""Lets `hangs` end."""
+MEETING, RUNNING = threading.Barrier(16), []
+
+
+def words(completion):
+    return len(" ".join(turn["content"] for turn in completion if turn["role"] == "assistant").split())
+
+
+def as_in_verifiers(completion, **kwargs):
+    return len(completion) * kwargs["info"]["level"]
+
+
+async def is_right(completion, answer):
+    return completion[-1]["content"] == answer
+
+
+def breaks(counts):
+    raise ValueError("no measure today")
+
+
+def hangs(answer):
+    EVENT.wait()
+
+
+async def never_comes(answer):
+    await asyncio.Event().wait()
+
+
+def says_nothing(task):
+    return None
+
+
+def wants_a_parser(parser):
+    return 1.0
+
+
+def meets_fifteen_others(answer):
+    """How many ran at the same time, once there are sixteen."""
+    RUNNING.append(1)
+    MEETING.wait()
+    found = len(RUNNING)
+    MEETING.wait()
+    RUNNING.pop()
+    MEETING.wait()
+    return found
+
 
 COMPLETION = (Message("assistant", "3 + 4"), Message("user", "7"), Message("assistant", "7"))
 VIEW = EpisodeView((Message("user", "Begin."),), COMPLETION, "7", {"level": 1}, "sums", {"calls": 2.0})
 
 
 def scorer(counts=("calls",), **scoring):
-    measures = {name: f"synthetic.episode_measures:{path}" for name, path in scoring.pop("measures", {}).items()}
+    measures = {name: f"{__name__}:{path}" for name, path in scoring.pop("measures", {}).items()}
     return EpisodeScorer(EpisodeScoring(measures=measures, **scoring), counts)
 
 
@@ -298,28 +312,21 @@ def test_measures_see_what_they_ask_for_and_those_with_weights_make_the_reward()
     assert rubric.needs_demonstrations
 
 
-@pytest.fixture
-def released():
-    """Lets measures that hang end after the test."""
-    yield
-    episode_measures.EVENT.set()
-    wait_until(lambda: not any(thread.name == "limited call" for thread in threading.enumerate()))
-    episode_measures.EVENT.clear()
-
-
 @pytest.mark.parametrize(
     ("function", "error", "message"),
     [
-        ("breaks", ValueError, ""),
-        ("says_nothing", TypeError, ""),
+        ("breaks", ValueError, "no measure today"),
+        ("says_nothing", TypeError, "measure bad is None"),
         ("hangs", LateCall, r"measure bad did not end within 0\.05 s"),
         ("never_comes", LateCall, r"measure bad did not end within 0\.05 s"),
     ],
 )
-def test_a_measure_that_fails_or_hangs_is_no_silent_zero(function, error, message, released):
+def test_a_measure_that_fails_or_hangs_is_no_silent_zero(function, error, message):
     limit = {"timeout_s": 0.05} if error is LateCall else {}
+    EVENT.clear()
     with pytest.raises(error, match=message):
         asyncio.run(scorer(measures={"bad": function}, **limit).measure(VIEW))
+    EVENT.set()
 
 
 def test_no_more_than_sixteen_measures_run_at_once():
@@ -376,7 +383,7 @@ AT_ONCE, NO_OPTIONS = (
 
 
 def guessing(weights=None, **measures):
-    paths = {name: f"synthetic.episode_measures:{path}" for name, path in measures.items()}
+    paths = {name: f"{__name__}:{path}" for name, path in measures.items()}
     scoring = {"measures": paths, **({"weights": weights} if weights else {})}
     return GuessNumberEnvironment.model_validate({"kind": "guess_number", "scoring": scoring})
 
@@ -385,7 +392,7 @@ def guessing(weights=None, **measures):
     ("environment", "words"),
     [
         (custom("Missing"), "cannot be imported"),
-        (custom("function", limit=2), "is a function; it has to be a class"),
+        (custom("fails", limit=2), "is a function; it has to be a class"),
         (custom("Nothing"), "needs `async def reset`"),
         (custom("Synchronous", limit=2), "needs `async def respond`"),
         (custom("AwaitedCounts", limit=2), "needs `def counts`"),
@@ -402,5 +409,5 @@ def guessing(weights=None, **measures):
     ],
 )
 def test_an_environment_that_cannot_be_played_or_scored_is_refused(environment, words):
-    with refused(f"environment.factory: {OWN}:" if environment.kind == "custom" else "", words):
+    with refused("environment.factory: test_environments:" if environment.kind == "custom" else "", words):
         open_scored(environment)

@@ -1,36 +1,46 @@
-"""Episodes: turns of a scripted policy and of environments, token by token."""
+"""Episodes: turns of a scripted policy and of environments token by token, and of a model that answers with text."""
 
 import asyncio
 import copy
 import re
 import threading
+from contextlib import closing
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.patience import PATIENCE_S
+from synthetic.endpoint import CHAT, completion, mortal, refusal
 
-from luffy.config.environment import EpisodeLimits, EpisodeScoring
+from luffy.config.environment import EpisodeLimits, EpisodeScoring, GuessNumberEnvironment, ToolsEnvironment
+from luffy.config.execution import ServerConfig
+from luffy.config.model import EndpointModel
 from luffy.data.conversations import ConversationEncoder
 from luffy.data.templates import decode, encode_traces, stop_token_ids
 from luffy.data.tokenizer import EOS, build_tokenizer
 from luffy.environments.episodes import Context, EpisodePlayer, Observation
 from luffy.environments.limits import FailedShare, with_time_limit
 from luffy.environments.live_episode import EpisodeStart
+from luffy.environments.registry import open_text_player
 from luffy.environments.rubric import EpisodeScorer
 from luffy.environments.transcript import transcript, turns_of
-from luffy.errors import DataError, EnvironmentFault, LostError, LuffyError
+from luffy.errors import ClusterError, DataError, EnvironmentFault, LostError, LuffyError
+from luffy.grading.judge import Judges
 from luffy.grading.request import Grade, Problem
 from luffy.rl.rows import Row
 from luffy.rollout.engine import Completion, SamplingParams, limit, room
+from luffy.rollout.text_endpoint import TextEndpoint
 from luffy.rollout.vllm_limits import check_lengths
+from luffy.stages.answers.paid import PaidEndpoint
+from luffy.stages.answers.store import AnswerStore
 from luffy.types import FinishReason, Message, Outcome, Source
 
 SCORER = EpisodeScorer(EpisodeScoring(), ())
 PROMPT = (Message("user", "Begin."),)
 START = EpisodeStart(Problem(), "7", PROMPT, (5, 6), seed=3)
 FAILED, STOP, LENGTH = FinishReason.ENVIRONMENT_ERROR, FinishReason.STOP, FinishReason.LENGTH
+TURNS, TURN_LENGTH = FinishReason.TURNS, FinishReason.TURN_LENGTH
 EVERY_HISTORY = pytest.mark.parametrize("history", ["exact", "branching"])
 
 
@@ -54,8 +64,6 @@ class Scripted:
     @property
     def requests(self):
         return [request for call in self.calls for request in call]
-
-    def close(self): ...
 
     def _turn(self, request):
         return request.prefix_ids.count(self._stop)
@@ -81,6 +89,12 @@ class Breaking(Scripted):
 REPEATS = object()
 
 
+def found(given):
+    if isinstance(given, BaseException):
+        raise given
+    return given
+
+
 class Echo:
     """Answers `num_answers` turns by repeating them, or as it is told to, and remembers what it saw.
 
@@ -92,17 +106,14 @@ class Echo:
         self._wait, self._opening, self._answer, self._counts, self._end = wait, opening, answer, counts, end
 
     async def reset(self, problem):
-        if isinstance(self._opening, BaseException):
-            raise self._opening
-        return self._opening
+        return found(self._opening)
 
     async def respond(self, conversation):
         self.seen.append(tuple(conversation))
         await asyncio.get_running_loop().run_in_executor(None, self._wait)
         self.left -= 1
-        if isinstance(self._answer, BaseException):
-            raise self._answer
-        answer = [Message("user", f"said {conversation[-1].content}")] if self._answer is REPEATS else self._answer
+        repeated = [Message("user", f"said {conversation[-1].content}")]
+        answer = repeated if self._answer is REPEATS else found(self._answer)
         return answer if self.left >= 0 else None
 
     def counts(self):
@@ -113,27 +124,16 @@ class Echo:
         self.is_closed = True
 
 
-def play_all(
-    tokenizer,
-    environments,
-    turns,
-    starts=(),
-    max_tokens=200,
-    lanes=0,
-    history="exact",
-    policy=Scripted,
-    scorer=SCORER,
-    **limits,
-):
+def play_all(tokenizer, environments, turns, starts=(), lanes=0, history="exact", policy=Scripted, **settings):
     """The episodes, and the policy; an environment may be a function that makes it."""
     engine, left = policy(tokenizer, turns), iter(environments)
-    encoder = ConversationEncoder(tokenizer, history)
+    scorer, max_tokens = settings.pop("scorer", SCORER), settings.pop("max_tokens", 200)
 
     def make():
         environment = next(left)
         return environment() if callable(environment) else environment
 
-    player = EpisodePlayer(make, encoder, EpisodeLimits(**limits), scorer, lanes)
+    player = EpisodePlayer(make, ConversationEncoder(tokenizer, history), EpisodeLimits(**settings), scorer, lanes)
     params = SamplingParams(1.0, max_tokens, stop_token_ids(tokenizer))
     return player.play(starts or [START] * len(environments), engine, params), engine
 
@@ -245,9 +245,9 @@ def recorded(tokenizer, is_whole=False):
 @pytest.mark.parametrize(
     ("num_answers", "limits", "max_tokens", "reason"),
     [
-        (9, {"max_turns": 2}, 200, FinishReason.TURNS),
+        (9, {"max_turns": 2}, 200, TURNS),
         (1, {"max_turns": 2}, 200, STOP),  # the last turn is accepted
-        (9, {"max_turn_tokens": 1}, 200, FinishReason.TURN_LENGTH),
+        (9, {"max_turn_tokens": 1}, 200, TURN_LENGTH),
         (9, {}, 1, LENGTH),
         (9, {}, 8, LENGTH),  # room for the first turn, none for an answer
     ],
@@ -272,10 +272,10 @@ def test_an_episode_ends_with_a_token_of_the_policy_and_keeps_its_budget(turns, 
     ("num_answers", "is_whole", "max_turns", "reason", "num_sampled"),
     [
         (1, False, 9, STOP, 0),
-        (9, False, 3, FinishReason.TURNS, 1),  # the given turns count
-        (9, False, 2, FinishReason.TURNS, 0),
+        (9, False, 3, TURNS, 1),  # the given turns count
+        (9, False, 2, TURNS, 0),
         # What the policy would write after it is no part of the demonstration, nor is its reward.
-        (9, True, 9, FinishReason.TURNS, 0),
+        (9, True, 9, TURNS, 0),
     ],
 )
 def test_a_recorded_episode_is_measured_and_goes_on_only_where_it_may(
@@ -448,3 +448,102 @@ def test_in_lockstep_a_call_has_all_turns_in_order_and_with_lanes_a_slow_tool_ho
     episodes, _ = play_all(tokenizer, made, [f"turn {number}" for number in range(4)], lanes=2)
     assert over.is_set()
     assert [episode.measures["turns"] for episode in episodes] == [2.0, 4.0]
+
+
+# ---- in text, over HTTP: the rules of episodes without token ids ----
+
+TOKENS = 7
+"""Of every reply, as `completion` counts them."""
+
+
+def halving(path, body):
+    """Binary search from 1 to 7, with some reasoning before each guess."""
+    low, high = 1, 7
+    for guess, answer in zip(body["messages"][2::2], body["messages"][3::2], strict=True):
+        number = int(guess["content"])
+        low, high = (number + 1, high) if answer["content"] == "higher" else (low, number - 1)
+    return completion(f"<think>between {low} and {high}</think>{(low + high) // 2}")
+
+
+@pytest.fixture
+def play_text(tmp_path, serve):
+    """The episodes with an endpoint that answers so, and what that was asked."""
+
+    def run(answer, starts, max_tokens=64, environment=None, **limits):
+        served = serve(answer, (CHAT,))
+        config = ServerConfig(urls=(served.url,), max_retries=0)
+        endpoint = TextEndpoint.connect(EndpointModel(name="gpt-x"), config, ("/chat/completions",))
+        paid = PaidEndpoint(endpoint, AnswerStore(tmp_path / "paid_answers.jsonl"))
+        guessing = GuessNumberEnvironment(kind="guess_number", limits=EpisodeLimits(**limits))
+        player = open_text_player(environment or guessing, Judges(None))
+        with closing(endpoint):
+            return player.play(starts, paid, SamplingParams(1.0, max_tokens, ())), served.asked
+
+    return run
+
+
+def game(number, seed=3):
+    prompt = (Message("system", "Play."), Message("user", "Guess a number from 1 to 7."))
+    return EpisodeStart(Problem(extra_info={"number": number}), str(number), prompt, (), seed)
+
+
+def test_a_game_is_played_in_text_and_measured_and_a_long_observation_is_cut_by_characters(play_text):
+    (found, quick), asked = play_text(halving, [game(7), game(4)])
+    assert found.finish_reason is STOP
+    assert found.measures == {"found": 1.0, "guesses": 3.0, "turns_without_guess": 0.0, "turns": 3.0}
+    assert found.num_tokens == 3 * TOKENS
+    assert [turn.content for turn in found.completion[1::2]] == ["higher", "higher"]
+    assert quick.measures["turns"] == 1.0
+    longest = max((body["messages"] for _, body in asked), key=len)
+    assert [turn["role"] for turn in longest] == ["system", "user", "assistant", "user", "assistant", "user"]
+    assert longest[2]["content"] == "4"  # earlier turns go without their reasoning
+    (episode,), _ = play_text(
+        lambda path, body: completion("five?"), [game(4, 5)], max_turns=2, max_observation_tokens=3
+    )
+    assert episode.completion[1].content == "Please ... [16 characters left out] ... umber."
+
+
+def cut_off(path, body):
+    return completion("4", "length")
+
+
+@pytest.mark.parametrize(
+    ("answer", "limits", "max_tokens", "reason", "num_turns", "asked_for"),
+    [
+        (halving, {}, 64, STOP, 3, 64),
+        (halving, {"max_turns": 2}, 64, TURNS, 2, 64),
+        (halving, {}, 2 * TOKENS, LENGTH, 2, 2 * TOKENS),
+        # A turn that was cut gets no answer.
+        (cut_off, {"max_turn_tokens": 5}, 30, TURN_LENGTH, 1, 5),
+        (cut_off, {}, 30, LENGTH, 1, 30),
+    ],
+)
+def test_bounds_end_an_episode_with_their_reason_and_turns_have_seeds_of_their_own(
+    play_text, answer, limits, max_tokens, reason, num_turns, asked_for
+):
+    (episode,), asked = play_text(answer, [game(7 if answer is halving else 4)], max_tokens, **limits)
+    assert (episode.finish_reason, episode.measures["turns"]) == (reason, num_turns)
+    assert episode.completion[-1].role == "assistant"
+    assert (asked[0][1]["max_tokens"], episode.measures["found"]) == (asked_for, float(reason is STOP))
+    seeds = [body["seed"] for _, body in asked]
+    assert seeds[0] == 3 and len({*seeds}) == num_turns
+
+
+def test_a_lost_endpoint_ends_the_play_and_paid_turns_are_not_asked_again(play_text):
+    with pytest.raises(ClusterError, match="gone"):
+        play_text(mortal(3, halving, refusal(503, "gone")), [game(7, seed) for seed in (1, 2)])
+    episodes, asked = play_text(halving, [game(7, seed) for seed in (1, 2)])
+    assert [episode.measures["found"] for episode in episodes] == [1.0, 1.0]
+    assert len(asked) == 6 - 3
+
+
+def test_tools_are_called_in_the_environments_own_format(play_text):
+    def calling(path, body):
+        said = body["messages"][-1]["content"]
+        call = '<tool_call>\n{"name": "calculator", "arguments": {"expression": "17*23"}}\n</tool_call>'
+        return completion(f"\\boxed{{{said.split()[1]}}}" if "tool_response" in said else call)
+
+    tools = ToolsEnvironment(kind="tools", tools=("calculator",))
+    (episode,), _ = play_text(calling, [game(1)], environment=tools)
+    assert episode.completion[-1].content == "\\boxed{391}"
+    assert episode.measures["tool_calls/calculator"] == 1.0
