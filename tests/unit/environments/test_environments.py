@@ -41,8 +41,6 @@ from luffy.grading.judge import Judges
 from luffy.grading.request import Problem
 from luffy.types import Message, Prompt
 
-# ---- classes of one's own ----
-
 
 class CountTo:
     def __init__(self, limit: int) -> None:
@@ -123,9 +121,6 @@ def test_a_method_that_hangs_ends_after_its_time_limit():
         asyncio.run(limited("GivesUp").respond([]))
 
 
-# ---- tools, and templates that have to write their results ----
-
-
 def tools(*names, **settings):
     return ToolsEnvironment(kind="tools", tools=names, **settings)
 
@@ -155,8 +150,6 @@ def test_a_template_that_cannot_write_results_of_tools_is_refused(history, words
     check("hermes", clause)  # whose results are messages of the user
     check("llama3", "")
 
-
-# ---- mixtures ----
 
 SUM = Prompt("p", "sums", (Message("user", "?"),), "")
 POEM = replace(SUM, data_source="poems")
@@ -193,23 +186,17 @@ def test_the_part_that_names_the_data_source_plays_counts_and_gives_the_instruct
     assert scorer.reward(1.0, {"tools/tool_errors": 2.0}) == pytest.approx(0.8)
 
 
-@pytest.mark.parametrize(
-    ("environment", "plays", "message"),
-    [
+def test_parts_that_cannot_be_told_apart_are_refused():
+    for environment, plays, message in (
         ({"kind": "guess_number"}, ["sums"], "sums is played by tools already"),
         ({"kind": "guess_number", "limits": {"max_turns": 3}}, ["games"], "the mixture has one for all parts"),
         ({"kind": "mixture", "parts": {}}, ["games"], "mixture"),
-    ],
-)
-def test_parts_that_cannot_be_told_apart_are_refused(environment, plays, message):
-    with pytest.raises(ValidationError, match=message):
-        mixture({"environment": environment, "plays": plays})
+    ):
+        with pytest.raises(ValidationError, match=message):
+            mixture({"environment": environment, "plays": plays})
 
-
-# ---- the game of guessing a number, and what environments of one's own read a turn with ----
 
 SAID = "Please guess a whole number."
-GAME = GuessNumberEnvironment(kind="guess_number")
 
 
 @pytest.mark.parametrize(
@@ -224,12 +211,12 @@ GAME = GuessNumberEnvironment(kind="guess_number")
     ],
 )
 def test_a_game_answers_and_counts_guesses_until_the_right_one(number, turns, answers, counts):
-    game = open_environment(GAME)()
-    assert played(game, turns, Problem(extra_info={"number": number})) == answers
+    make = open_environment(GuessNumberEnvironment(kind="guess_number"))
+    assert played(game := make(), turns, Problem(extra_info={"number": number})) == answers
     assert game.counts() == dict(zip(("guesses", "turns_without_guess", "found"), counts, strict=True))
     for info in ({}, {"number": "5"}, {"number": True}):
         with refused("quiz: guess_number needs a whole number as extra_info.number", error=DataError):
-            played(open_environment(GAME)(), [], Problem(data_source="quiz", extra_info=info))
+            played(make(), [], Problem(data_source="quiz", extra_info=info))
 
 
 def test_only_the_text_after_the_reasoning_is_left_and_fields_are_the_first_elements_of_their_names():
@@ -243,7 +230,7 @@ def test_only_the_text_after_the_reasoning_is_left_and_fields_are_the_first_elem
     assert xml_fields(text, ["reasoning", ("code", "answer"), "empty", "open"]) == found
 
 
-# ---- rubrics: named measures, as a user writes them, and the reward that their weights make ----
+# Measures of episodes, as a user writes them.
 
 EVENT = threading.Event()
 """Lets `hangs` end."""
@@ -278,10 +265,6 @@ def says_nothing(task):
     return None
 
 
-def wants_a_parser(parser):
-    return 1.0
-
-
 def meets_fifteen_others(answer):
     """How many ran at the same time, once there are sixteen."""
     RUNNING.append(1)
@@ -312,24 +295,16 @@ def test_measures_see_what_they_ask_for_and_those_with_weights_make_the_reward()
     assert rubric.needs_demonstrations
 
 
-@pytest.mark.parametrize(
-    ("function", "error", "message"),
-    [
-        ("breaks", ValueError, "no measure today"),
-        ("says_nothing", TypeError, "measure bad is None"),
-        ("hangs", LateCall, r"measure bad did not end within 0\.05 s"),
-        ("never_comes", LateCall, r"measure bad did not end within 0\.05 s"),
-    ],
-)
-def test_a_measure_that_fails_or_hangs_is_no_silent_zero(function, error, message):
-    limit = {"timeout_s": 0.05} if error is LateCall else {}
+def test_a_measure_that_fails_or_hangs_is_no_silent_zero_and_no_more_than_sixteen_run_at_once():
     EVENT.clear()
-    with pytest.raises(error, match=message):
-        asyncio.run(scorer(measures={"bad": function}, **limit).measure(VIEW))
+    late = (LateCall, r"measure bad did not end within 0\.05 s", {"timeout_s": 0.05})
+    for function, (error, message, limit) in {
+        "breaks": (ValueError, "no measure today", {}), "says_nothing": (TypeError, "measure bad is None", {}),
+        "hangs": late, "never_comes": late,
+    }.items():  # fmt: skip
+        with pytest.raises(error, match=message):
+            asyncio.run(scorer(measures={"bad": function}, **limit).measure(VIEW))
     EVENT.set()
-
-
-def test_no_more_than_sixteen_measures_run_at_once():
     rubric = scorer((), measures={"met": "meets_fifteen_others"})
 
     async def measure_all():
@@ -338,17 +313,14 @@ def test_no_more_than_sixteen_measures_run_at_once():
     assert asyncio.run(measure_all()) == [{"met": 16.0}] * 32
 
 
-def judged(url, **settings):
-    judge = JudgeGrader(url=url, model="j", retries=0)
-    return JudgeMeasure(kind="judge", rubric="Is it polite?", judge=judge, **settings)
-
-
 def judge_says(text, folder, **settings):
     """The measures of VIEW by a judge that says the text, and what the judge was asked; it is gone without a text."""
     endpoint = Endpoint(lambda path, body: completion(text), (CHAT,))
     with closing(endpoint), closing(Judges(folder)) as judges:
-        url = f"{endpoint.url}/v1" if text else "http://127.0.0.1:9/v1"
-        scorer = EpisodeScorer(EpisodeScoring(measures={"polite": judged(url, **settings)}), (), judges=judges)
+        judge = JudgeGrader(url=f"{endpoint.url}/v1" if text else "http://127.0.0.1:9/v1", model="j", retries=0)
+        measure = JudgeMeasure(kind="judge", rubric="Is it polite?", judge=judge, **settings)
+        assert JudgeMeasure.model_validate_json(measure.model_dump_json()) == measure, "as a stage writes it"
+        scorer = EpisodeScorer(EpisodeScoring(measures={"polite": measure}), (), judges=judges)
         found = asyncio.run(called(scorer.measure(VIEW)))
         assert asyncio.run(scorer.measure(VIEW)) == found
     ((_, body),) = endpoint.asked  # the second time, the verdict was remembered
@@ -367,25 +339,19 @@ def test_a_judge_measures_an_episode_by_a_rubric_and_its_silence_is_no_zero_nor_
     assert str(failed.value.__cause__).startswith("measure polite: judge: the reply holds no verdict")
     with pytest.raises(LostError, match=r"measure polite: judge: http://127\.0\.0\.1:9/v1: no answer"):
         judge_says("", tmp_path)
-    measure = judged("http://h/v1")
-    assert JudgeMeasure.model_validate_json(measure.model_dump_json()) == measure, "as a stage writes it"
     with pytest.raises(ValidationError, match="prompt has no effect here"):
         judge = {"url": "http://h", "model": "j", "prompt": "{reference} {answer}"}
         JudgeMeasure.model_validate({"kind": "judge", "rubric": "x", "judge": judge})
 
 
-# ---- what is refused before the first episode ----
-
-AT_ONCE, NO_OPTIONS = (
-    "fails before the first episode: ",
-    "does not take environment.options: missing a required argument",
-)
+AT_ONCE = "fails before the first episode: "
+NO_OPTIONS = "does not take environment.options: missing a required argument"
 
 
 def guessing(weights=None, **measures):
     paths = {name: f"{__name__}:{path}" for name, path in measures.items()}
-    scoring = {"measures": paths, **({"weights": weights} if weights else {})}
-    return GuessNumberEnvironment.model_validate({"kind": "guess_number", "scoring": scoring})
+    scoring = EpisodeScoring(measures=paths, **({"weights": weights} if weights else {}))
+    return GuessNumberEnvironment(kind="guess_number", scoring=scoring)
 
 
 @pytest.mark.parametrize(
@@ -400,11 +366,11 @@ def guessing(weights=None, **measures):
         (custom("FailsToCount", limit=2), f"{AT_ONCE}TypeError"),
         (custom("CountTo"), f"{NO_OPTIONS}: 'limit'"),
         (custom("CountTo", limits=3), NO_OPTIONS),
-        (tools("synthetic.sample_tools:with_stale_docs"), "describes `numbre`"),
+        (tools("synthetic.sample_tools:with_stale_docs"), "environment.tools: synthetic.sample_tools:with_stale_docs"),
         (mixture(weights={"tool_errors": -0.1}), "nothing measures tool_errors"),
         (guessing({"lenght": 1.0}, length="words"), "nothing measures lenght; there are answer, found, "),
         (guessing(found="words"), "counts found already"),
-        (guessing(parsed="wants_a_parser"), "asks for parser; a measure may take prompt, completion, answer"),
+        (guessing(bad="played"), "asks for environment; a measure may take prompt, completion, answer"),
         (guessing(gone="not_there"), "cannot be imported"),
     ],
 )

@@ -1,8 +1,6 @@
 """Episodes with tools: what the policy is told, what is counted, what is freed at the end."""
 
 import asyncio
-import contextlib
-import io
 import json
 import re
 import threading
@@ -147,11 +145,11 @@ def test_a_fault_of_a_tool_or_of_what_it_depends_on_is_no_answer_to_the_policy()
         with pytest.raises(LuffyError, match=fault):
             play(opened(name), call(name))
 
-    async def fails():
+    async def no_sandbox():
         raise LuffyError("no sandbox here")
 
     with pytest.raises(LuffyError, match="no sandbox here"):
-        play(python(fails), call("python", code="1"))
+        play(python(no_sandbox), call("python", code="1"))
 
 
 def test_a_slow_tool_does_not_hold_up_other_episodes():
@@ -168,10 +166,10 @@ def test_a_slow_tool_does_not_hold_up_other_episodes():
 
 
 def test_calls_that_never_end_do_not_pile_up_nor_keep_the_process():
-    made = opened("hang", timeout_s=0.05)
+    made, hangs = opened("hang", timeout_s=0.05), call("hang")
 
     async def flood():
-        return await asyncio.gather(*(turns(made(), call("hang")) for _ in range(MOST_HANGING)))
+        return await asyncio.gather(*(turns(made(), hangs) for _ in range(MOST_HANGING)))
 
     asyncio.run(flood())
     assert len(hanging_threads()) == MOST_HANGING
@@ -217,26 +215,17 @@ def test_each_episode_has_its_own_state_and_what_tools_opened_is_closed_in_rever
         environment._state.on_close(print)
 
 
-# ---- the tool `python`: a session an episode ----
-
-
-class TrustedSession:
-    """Runs the test's own code here, with the interface of a sandbox's session."""
+class ScriptedSession:
+    """Answers with the code and the number of its call; the codes `raise` and `exit` end so."""
 
     def __init__(self):
-        self.names, self.is_closed = {}, False
+        self.num_calls, self.is_closed = 0, False
 
     async def run(self, code):
         await asyncio.sleep(0.01)  # longer than the limit of other tools
-        printed, said, status = io.StringIO(), "", ExecutionStatus.OK
-        try:
-            with contextlib.redirect_stdout(printed):
-                exec(code, self.names)
-        except SystemExit:
-            said, status = "[ended]\n", ExecutionStatus.KILLED
-        except Exception as error:
-            said, status = f"{type(error).__name__}: {error}\n", ExecutionStatus.RAISED
-        return ExecutionResult(printed.getvalue() + said, status, status is ExecutionStatus.KILLED, 0.01)
+        self.num_calls += 1
+        status = {"raise": ExecutionStatus.RAISED, "exit": ExecutionStatus.KILLED}.get(code, ExecutionStatus.OK)
+        return ExecutionResult(f"{code} {self.num_calls}\n", status, session_is_over=code == "exit", wall_s=0.01)
 
     async def close(self):
         self.is_closed = True
@@ -249,49 +238,38 @@ def python(open_session):
     return lambda: ToolEpisode(config, {"python": tool}, ToolRunner())
 
 
-CODES = {
-    "names are kept": (("x = 6", "print(x * 7)"), ("", "42"), 1, 0),
-    "a traceback": (("print('a'); 1 / 0", "print('b')"), ("a\nZeroDivisionError: division by zero", "b"), 1, 1),
-    "one that has ended is replaced": (
-        ("x = 1", "raise SystemExit", "print('x' in globals())"), ("", "[ended]", "False"), 2, 1,
-    ),
-    "none without a call": ((), (), 0, 0),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize(("codes", "outputs", "num_sessions", "raised"), CODES.values(), ids=CODES)
-def test_code_runs_in_a_session_that_is_opened_late_and_closed_with_the_episode(codes, outputs, num_sessions, raised):
-    sessions = []
-
+def test_code_runs_in_a_session_that_is_opened_late_and_closed_with_the_episode():
     async def open_session():
-        sessions.append(TrustedSession())
+        sessions.append(ScriptedSession())
         return sessions[-1]
 
-    answers, counts = play(python(open_session), *(call("python", code=code) for code in codes))
-    assert answers == list(map(result, outputs))
-    assert [session.is_closed for session in sessions] == [True] * num_sessions
-    assert (counts.get("tool_calls", 0), counts.get("tool_errors/raised", 0)) == (len(codes), raised)
+    for (*codes,), outputs, num_sessions, raised in (
+        (("a", "b"), ("a 1", "b 2"), 1, 0),
+        (("raise", "b"), ("raise 1", "b 2"), 1, 1),
+        (("a", "exit", "b"), ("a 1", "exit 2", "b 1"), 2, 1),  # one that has ended is replaced
+        ((), (), 0, 0),
+    ):
+        sessions = []
+        answers, counts = play(python(open_session), *(call("python", code=code) for code in codes))
+        assert answers == list(map(result, outputs)), codes
+        assert [session.is_closed for session in sessions] == [True] * num_sessions, codes
+        assert (counts.get("tool_calls", 0), counts.get("tool_errors/raised", 0)) == (len(codes), raised), codes
 
 
 def test_episodes_have_interpreters_of_their_own_in_every_event_loop():
     require_bubblewrap()
     config = ToolsEnvironment(kind="tools", tools=("python",), timeout_s=0.001)
-    schema = tool_of(python_tool(TrustedSession)).schema["function"]
+    schema = tool_of(python_tool(ScriptedSession)).schema["function"]
     assert schema["name"] == "python" and list(schema["parameters"]["properties"]) == ["code"]
     assert '"name": "python"' in instructions_of(config)
     make = open_environment(config)
-    stores, asks = (
-        [call("python", code=code) for code in codes] for codes in (("x = 6", "x * 7"), ("'x' in globals()",))
-    )
+    stores, asks = [call("python", code="x = 6"), call("python", code="x * 7")], call("python", code="'x' in globals()")
 
     async def both():
-        return await asyncio.gather(turns(make(), *stores), turns(make(), *asks))
+        return await asyncio.gather(turns(make(), *stores), turns(make(), asks))
 
     for _ in range(2):
         assert asyncio.run(both()) == [[result(""), result("42")], [result("False")]]
-
-
-# ---- demonstrations of the shipped tasks, played again: the environment answers as their teacher recorded ----
 
 
 def games(**settings):
