@@ -89,15 +89,15 @@ def open_answers(
 
         @contextmanager
         def after(step: int) -> Iterator[RolloutEngine]:
-            if vllm is not None and sleeps:
-                torch.cuda.empty_cache()
-                vllm.wake_up("weights")
-            if vllm is not None:
-                ranks.call(_give_weights, [(vllm, step)])
-            if vllm is not None and sleeps:
-                vllm.wake_up("kv_cache")
-            yield vllm or RanksEngine(ranks, execution.rollout_batch_size, step)
-            if vllm is not None and sleeps:
+            if vllm is None:
+                yield RanksEngine(ranks, execution.rollout_batch_size, step)
+                return
+            torch.cuda.empty_cache()
+            vllm.wake_up("weights")  # without effect where it does not sleep
+            ranks.call(_give_weights, [(vllm, step)])
+            vllm.wake_up("kv_cache")
+            yield vllm
+            if sleeps:
                 vllm.sleep()
 
         yield after

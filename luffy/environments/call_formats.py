@@ -61,6 +61,7 @@ class HermesCalls:
 
     _OPENING = re.compile(f"{THINK_OPEN}|{THINK_CLOSE}|<tool_call>")
     _CLOSING = re.compile(r"\s*</tool_call>")
+    _END_OF_BROKEN = re.compile(f"(?={THINK_CLOSE})|</tool_call>")
 
     def instructions(self, tools: Tools) -> str:
         """Return the text that describes the tools to the policy."""
@@ -79,11 +80,15 @@ class HermesCalls:
 
     def results(self, results: Sequence[str]) -> list[Message]:
         """Return the messages that answer a turn, given one result for each call."""
-        parts = [f"<tool_response>\n{_without(result, '</tool_response>')}\n</tool_response>" for result in results]
-        return [Message("user", "\n".join(parts))]
+        # A tool's output cannot end its result early.
+        texts = (result.replace("</tool_response>", "<\\/tool_response>") for result in results)
+        return [Message("user", "\n".join(f"<tool_response>\n{text}\n</tool_response>" for text in texts))]
 
     def _read(self, turn: str, opening: re.Match[str]) -> _Reading:
-        resume = _end_of_broken(turn, opening.end(), "</tool_call>")
+        # A call that cannot be read ends here: what it quotes is no call. Reasoning that the prompt opened may mention
+        # the tag, so its end is never passed over.
+        broken = self._END_OF_BROKEN.search(turn, opening.end())
+        resume = len(turn) if broken is None else broken.end()
         call, end = _read_json_call(turn, opening.end(), "arguments", resume)
         if isinstance(call, BrokenCall):
             return call, end
@@ -146,17 +151,6 @@ def _found(turn: str, opening: re.Pattern[str], read: Callable[[str, re.Match[st
     return found
 
 
-def _end_of_broken(turn: str, start: int, closing: str) -> int:
-    """Where a call that cannot be read ends: what it quotes is no call.
-
-    Reasoning that the prompt opened may mention the tag, so its end is never passed over.
-    """
-    end = re.compile(f"{THINK_CLOSE}|{closing}").search(turn, start)
-    if end is None:
-        return len(turn)
-    return end.start() if end.group() == THINK_CLOSE else end.end()
-
-
 def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
     found = dict(pairs)
     if len(found) < len(pairs):
@@ -201,8 +195,3 @@ def _read_json_call(text: str, start: int, key: str, resume: int) -> _Reading:
         if isinstance(name, str) and isinstance(arguments, dict):
             return ToolCall(name, arguments), end
     return BrokenCall(f'a call is a JSON object {{"name": "...", "{key}": {{...}}}} with these two keys alone'), end
-
-
-def _without(result: str, closing: str) -> str:
-    r"""The result with the format's own closing tag as `<\/...>`, so that a tool's output cannot end it early."""
-    return result.replace(closing, closing.replace("</", "<\\/"))

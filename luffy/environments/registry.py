@@ -154,9 +154,8 @@ class MixedEpisode:
 
     def counts(self) -> Mapping[str, float]:
         """The part's counts under its name; before the episode begins, those of all parts."""
-        played = {name: make() for name, make in self._parts.items()} if self._played is None else {}
-        if self._played is not None:
-            played[self._name] = self._played
+        parts = self._parts.items()
+        played = {name: make() for name, make in parts} if self._played is None else {self._name: self._played}
         which = {f"{PART_MEASURE}{name}": float(name == self._name) for name in self._parts}
         counted = {name: each.counts().items() for name, each in played.items()}
         return which | {f"{name}/{count}": value for name, items in counted.items() for count, value in items}

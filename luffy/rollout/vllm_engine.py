@@ -140,12 +140,11 @@ class VLLMEngine:
         self,
         llm: "LLMEngine",
         config: VLLMConfig,
-        weight_version: int,
         wait_timeout_s: float,
         found_default_group: bool,
-        reads_text: bool = False,
-        is_kept: bool = False,
-        adapter: LoRAConfig | None = None,
+        reads_text: bool,
+        is_kept: bool,
+        adapter: LoRAConfig | None,
     ) -> None:
         assert not (is_kept and adapter), "layers with adapters take no weights of another model"
         self._llm = llm
@@ -169,7 +168,7 @@ class VLLMEngine:
         self._num_updates = 0
         self.watch: Callable[[int, int], None] | None = None
         """Called after each step that finishes responses, with their number and that of their tokens."""
-        self._set_version(weight_version if adapter is None else -1)
+        self._set_version(0 if adapter is None else -1)
 
     @classmethod
     def from_folder(
@@ -179,8 +178,6 @@ class VLLMEngine:
         dtype: str,
         *,
         max_model_len: int | None = None,
-        weight_version: int = 0,
-        seed: int = 0,
         sleep_mode: bool = False,
         wait_timeout_s: float = 1800.0,
         reads_text: bool = False,
@@ -190,11 +187,11 @@ class VLLMEngine:
     ) -> "VLLMEngine":
         """An engine on a model folder.
 
-        `max_model_len` limits prompt and response together (None: the model's context length). `seed` is that of the
-        process; every request has its own. `sleep_mode` enables `sleep` (GPUs only). `wait_timeout_s` limits the wait
-        for another thread's step or update. `reads_text` loads the folder's tokenizer, which `SamplingParams.stop`
-        needs to end responses. `is_kept`: after `close` it waits for `take_over`. `adapter`: updates bring the factors
-        of this adapter in place of weights. `before_loading` is called when only the part that uses the device is left.
+        `max_model_len` limits prompt and response together (None: the model's context length). `sleep_mode` enables
+        `sleep` (GPUs only). `wait_timeout_s` limits the wait for another thread's step or update. `reads_text` loads
+        the folder's tokenizer, which `SamplingParams.stop` needs to end responses. `is_kept`: after `close` it waits
+        for `take_over`. `adapter`: updates bring the factors of this adapter in place of weights. `before_loading` is
+        called when only the part that uses the device is left.
 
         Raises ConfigError when vLLM is not installed, the folder holds no model, or the model does not fit the
         configuration.
@@ -224,7 +221,7 @@ class VLLMEngine:
             arguments = EngineArgs(
                 **_engine_arguments(folder, shape, config, dtype, max_model_len, adapter),
                 skip_tokenizer_init=not reads_text,
-                seed=seed % 2**32,
+                seed=0,  # of the process; every request has its own
                 enable_sleep_mode=sleep_mode,
             )
             # vLLM's CPU worker replaces this function with one that raises; restore it for the rest of the process.
@@ -248,8 +245,7 @@ class VLLMEngine:
                 ) from error
             finally:
                 torch.set_num_threads = set_num_threads
-        given = (weight_version, wait_timeout_s, found_default_group, reads_text, is_kept, adapter)
-        engine = cls(llm, config, *given)
+        engine = cls(llm, config, wait_timeout_s, found_default_group, reads_text, is_kept, adapter)
         engine._require_kernels(config)
         return engine
 

@@ -8,6 +8,7 @@ What a session sees: the standard library and its shared libraries, read-only; a
 
 import asyncio
 import json
+import math
 import os
 import shutil
 import sys
@@ -23,7 +24,6 @@ from luffy.sandbox.interpreter_process import (
     ENVIRONMENT,
     PYTHON_OPTIONS,
     InterpreterProcess,
-    settings_for,
     start_errors,
     wait_readable,
 )
@@ -36,6 +36,8 @@ _PACKAGES = Path("/packages")
 _TMP = "/tmp"  # noqa: S108 - the sandbox's own
 _DEVICES = ("/dev/null", "/dev/zero", "/dev/urandom")
 _NOBODY = "65534"
+_CPU_SLACK_S = 5
+"""The kernel's limit of CPU time is a second line of defence: it kills without saying why."""
 _REMEDY = (
     "bubblewrap 0.7 or newer has to be able to create user namespaces: `sysctl kernel.unprivileged_userns_clone=1` on "
     "older Debian, `sysctl kernel.apparmor_restrict_unprivileged_userns=0` on Ubuntu, in Docker `--security-opt "
@@ -87,7 +89,14 @@ class BubblewrapSandbox:
                 return InterpreterSession(await self._started(limits), limits)
 
     async def _started(self, limits: SandboxLimits) -> InterpreterProcess:
-        settings = settings_for(limits, self._package_folder)
+        settings: interpreter.Settings = {
+            "memory_bytes": limits.memory_mib << 20,
+            "cpu_s": math.ceil(limits.session_cpu_s) + _CPU_SLACK_S,
+            "file_bytes": limits.file_mib << 20,
+            "max_open_files": limits.max_open_files,
+            "max_threads": limits.max_threads,
+            "package_folder": self._package_folder,
+        }
         with ExitStack() as during_start:
             info_fd, told_fd = os.pipe()
             during_start.callback(os.close, info_fd)
@@ -97,13 +106,15 @@ class BubblewrapSandbox:
                 command = self._command(limits, refusals.fileno(), told_fd)
                 inherited = (refusals.fileno(), told_fd)
                 process = InterpreterProcess.spawn(command, settings, inherited)
-            during_start.enter_context(process.released_on_failure())
+            on_failure = during_start.enter_context(ExitStack())
+            on_failure.callback(process.release)
             pid = await _told_pid(info_fd)
             if pid is not None:
                 with suppress(ProcessLookupError):  # it has failed since, and has said why
                     process.attach(pid)
             await process.wait_until_ready()
             process.count_files(_TMP)
+            on_failure.pop_all()
         return process
 
     def _command(self, limits: SandboxLimits, filter_fd: int, told_fd: int) -> list[str]:

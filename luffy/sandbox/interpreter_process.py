@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import errno
 import json
-import math
 import os
 import signal
 import socket
@@ -16,7 +15,6 @@ from contextlib import ExitStack, contextmanager
 
 import psutil
 
-from luffy.config.sandbox import SandboxLimits
 from luffy.errors import LuffyError
 from luffy.processes import signal_group
 from luffy.sandbox.interpreter import READY, Settings
@@ -38,8 +36,6 @@ ENVIRONMENT = {
 }
 """The whole environment of the code."""
 
-_CPU_SLACK_S = 5
-"""The kernel's limit of CPU time is a second line of defence: it kills without saying why."""
 _READ_BYTES = 1 << 16
 _LONGEST_REPLY = 256
 _CLOCK_OF_PROCESS = 2
@@ -89,15 +85,6 @@ class InterpreterProcess:
         remote.close()
         os.close(written_fd)
         return cls(popen, control, output_fd)
-
-    @contextmanager
-    def released_on_failure(self) -> Iterator[None]:
-        """Kill the process where its start does not succeed."""
-        try:
-            yield
-        except BaseException:
-            self.release()
-            raise
 
     def attach(self, pid: int) -> None:
         """Tell which process is the interpreter; when it ends, everything that its code has started must end."""
@@ -197,18 +184,6 @@ class InterpreterProcess:
                 return b""
             received += chunk
         return received
-
-
-def settings_for(limits: SandboxLimits, package_folder: str | None) -> Settings:
-    """What the interpreter applies to itself."""
-    return {
-        "memory_bytes": limits.memory_mib << 20,
-        "cpu_s": math.ceil(limits.session_cpu_s) + _CPU_SLACK_S,
-        "file_bytes": limits.file_mib << 20,
-        "max_open_files": limits.max_open_files,
-        "max_threads": limits.max_threads,
-        "package_folder": package_folder,
-    }
 
 
 @contextmanager

@@ -4,7 +4,6 @@ import asyncio
 import enum
 import functools
 import threading
-from collections.abc import Callable
 from typing import Annotated, Literal
 
 from luffy.environments import EpisodeState, ToolError
@@ -61,34 +60,34 @@ def structure(size: int) -> dict[str, object]:
     return {"größe": size, "list": [None, True]}
 
 
-def refuse(reason: str) -> str:
-    """Raise an exception with the reason."""
-    raise LookupError(reason)
+def raising(error, is_async=False):
+    """A tool that raises this."""
+
+    def tool() -> str:
+        """Raise an exception."""
+        raise error
+
+    async def tool_of_the_loop() -> str:
+        """Raise an exception, asynchronously."""
+        await asyncio.sleep(0)
+        raise error
+
+    return tool_of_the_loop if is_async else tool
 
 
-def leave() -> str:
-    """End the process, or try to."""
-    raise SystemExit(3)
+refuse = raising(LookupError("why"))
+refuse_at_length = raising(LookupError("x" * 5000))
+refuse_later = raising(LookupError("later"), is_async=True)
+leave = raising(SystemExit(3))
+cancel_itself = raising(asyncio.CancelledError(), is_async=True)
+explain = raising(ToolError("Traceback: all of it"))
+lose_service = raising(LostError("the service is gone"))
+fail_for_good = raising(LuffyError("the service refuses"))
 
 
 def half_asynchronous() -> object:
     """Return a coroutine that nobody can await in a thread."""
     return slow_echo("a", 0.0)
-
-
-def explain() -> str:
-    """Raise an error whose text is shown as it is."""
-    raise ToolError("Traceback: all of it")
-
-
-def lose_service() -> str:
-    """Raise the exception of a service that is gone."""
-    raise LostError("the service is gone")
-
-
-def fail_for_good() -> str:
-    """Raise an error of luffy's own, which is no message for the policy."""
-    raise LuffyError("the service refuses")
 
 
 def hang() -> str:
@@ -108,17 +107,6 @@ async def slow_echo(text: str, seconds: float) -> str:
     return text
 
 
-async def refuse_later() -> str:
-    """Raise an exception, asynchronously."""
-    await asyncio.sleep(0)
-    raise LookupError("later")
-
-
-async def cancel_itself() -> str:
-    """Raise the exception by which asyncio cancels."""
-    raise asyncio.CancelledError
-
-
 async def stubborn() -> str:
     """Ignore being cancelled, for a while."""
     for _ in range(3):
@@ -131,8 +119,7 @@ async def stubborn() -> str:
 
 def remember(text: str, *, state: EpisodeState) -> int:
     """Keep a text and return how many there are."""
-    kept = [*state.get("kept", ()), text]  # type: ignore[misc]
-    state["kept"] = kept
+    state["kept"] = kept = [*state.get("kept", ()), text]
     if len(kept) == 1:
         state.on_close(lambda: CLOSED.append(state.problem.data_source))
     return len(kept)
@@ -148,56 +135,22 @@ def open_things(*, state: EpisodeState) -> str:
     def fail() -> None:
         raise OSError("cannot be closed")
 
-    state.on_close(lambda: CLOSED.append("first"))
-    state.on_close(fail)
-    state.on_close(close_later)
+    for closing in (lambda: CLOSED.append("first"), fail, close_later):
+        state.on_close(closing)
     return "opened"
 
 
-def logged(function: Callable[..., object]) -> Callable[..., object]:
-    """A decorator."""
-
-    @functools.wraps(function)
-    def wrapper(*args: object, **kwargs: object) -> object:
-        return function(*args, **kwargs)
-
-    return wrapper
-
-
-@logged
-def decorated(number: int) -> int:
+def double(number: int) -> int:
     """Double a number."""
     return 2 * number
 
 
-@functools.lru_cache
-def cached(number: int) -> int:
-    """Triple a number."""
-    return 3 * number
+@functools.wraps(double)
+def decorated(*args: object, **kwargs: object) -> object:
+    return double(*args, **kwargs)
 
 
-def without_type(a, b: int) -> int:  # type: ignore[no-untyped-def]
-    """Lacks an annotation."""
-    return int(a) + b
-
-
-def without_docstring(a: int) -> int:
-    return a
-
-
-def of_a_tuple(pair: tuple[int, int]) -> int:
-    """Takes a tuple."""
-    return sum(pair)
-
-
-def with_rest(*numbers: int) -> int:
-    """Takes any number of arguments."""
-    return sum(numbers)
-
-
-def with_wrong_default(number: int = None) -> int:  # type: ignore[assignment]  # noqa: RUF013
-    """Has a default of another type."""
-    return number
+cached = functools.lru_cache(double)
 
 
 def with_stale_docs(number: int) -> int:
@@ -207,21 +160,6 @@ def with_stale_docs(number: int) -> int:
         numbre: The number.
     """
     return number
-
-
-def with_positional_state(state: EpisodeState) -> str:
-    """Takes the state where the policy could pass it."""
-    return str(state)
-
-
-def of_a_missing_type(number: "Missing") -> int:  # type: ignore[name-defined]  # noqa: F821
-    """Has an annotation that does not exist."""
-    return number
-
-
-def in_steps(number: int):  # type: ignore[no-untyped-def]
-    """Yields."""
-    yield number
 
 
 NUMBER = 3

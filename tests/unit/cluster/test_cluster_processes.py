@@ -3,11 +3,9 @@
 import copy
 import importlib.util
 import threading
-from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
@@ -37,46 +35,28 @@ from luffy.training.ranks import LocalRanks
 from luffy.training.supervised import SupervisedRank
 
 
-class Engines:
-    """Starts engines, supervises them, and writes down which of them were put to sleep."""
-
-    ray = SimpleNamespace(call_timeout_s=1.0, start_timeout_s=1.0)
-
-    def __init__(self) -> None:
-        self.asleep: list[str] = []
-        self._dead: set[str] = set()
-
-    def started(self, name: str, *, is_dead: bool = False) -> Member:
-        self._dead |= {name} if is_dead else set()
-        handle: Any = SimpleNamespace(sleep=SimpleNamespace(remote=lambda: name))
-        return Member(name, handle, Path("no log"))
-
-    def start(self, place: int) -> Member:
-        return self.started(f"another {place}")
-
-    def open(self, members: Sequence[Member]) -> list[str]:
-        return []
-
-    def answers(self, members: Sequence[Member], asked: Sequence[str], timeout_s: float) -> list[None]:
-        for member, name in zip(members, asked, strict=False):
-            if name in self._dead:
-                raise MemberDied(member, "died")
-            self.asleep.append(name)
-        return [None for _ in asked]
-
-    def check_open(self) -> None: ...
-
-
-def test_the_replacement_of_a_dead_engine_is_put_to_sleep_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_replacement_of_a_dead_engine_is_put_to_sleep_too(monkeypatch):
     """Awake, it would hold the memory of the GPU that it shares with a rank of the trainer."""
     monkeypatch.setattr(ray_engine.ray, "kill", lambda handle: None)
     monkeypatch.setattr(ray_engine, "lost_machines", dict)
-    engines: Any = Engines()
-    members = [engines.started("first", is_dead=True), engines.started("second")]
-    engine = RayEngine(members, engines, engines, load=lambda fresh: [])
-    engine.ask("sleep")
-    assert engines.asleep == ["another 0", "second"]
-    assert engine.num_restarts == 1
+    asleep = []
+
+    def engine(name):
+        return Member(name, SimpleNamespace(sleep=SimpleNamespace(remote=lambda: name)), Path("no log"))
+
+    def answers(members, asked, timeout_s):
+        for member, name in zip(members, asked, strict=False):
+            if name == "dead":
+                raise MemberDied(member, "died")
+            asleep.append(name)
+
+    limits = SimpleNamespace(call_timeout_s=1.0, start_timeout_s=1.0)
+    actors = SimpleNamespace(ray=limits, start=lambda place: engine(f"another {place}"), open=lambda members: [])
+    supervisor = SimpleNamespace(answers=answers, check_open=lambda: None)
+    engines = RayEngine([engine("dead"), engine("second")], actors, supervisor, load=lambda fresh: [])
+    engines.sleep()
+    assert asleep == ["another 0", "second"]
+    assert engines.num_restarts == 1
 
 
 PROMPTS = st.lists(st.lists(st.integers(0, 2), max_size=4).map(tuple), max_size=30)
@@ -96,22 +76,15 @@ def test_each_request_goes_to_one_engine_and_prompts_stay_together(prompts, num_
         assert sum(any(prompts[i] == prompt for i in part) for part in parts.values()) == 1
 
 
-@pytest.mark.parametrize(
-    ("prompts", "num_engines", "expected"),
-    [
-        # The engine with the fewest tokens gets the next prompt; equal ones are spread evenly.
-        ([(1,) * 9, (1,) * 9, (2,) * 5, (3,) * 5, (4,) * 5, (5,)], 2, {0: [0, 1], 1: [2, 3, 4, 5]}),
-        ([(i,) for i in range(6)], 3, {0: [0, 3], 1: [1, 4], 2: [2, 5]}),
-    ],
-)
-def test_shares_by_hand(prompts, num_engines, expected):
-    assert shares(requests_of(prompts), num_engines) == expected
+def test_the_engine_with_the_fewest_tokens_gets_the_next_prompt_and_equal_ones_are_spread_evenly():
+    prompts = [(1,) * 9, (1,) * 9, (2,) * 5, (3,) * 5, (4,) * 5, (5,)]
+    assert shares(requests_of(prompts), 2) == {0: [0, 1], 1: [2, 3, 4, 5]}
+    assert shares(requests_of([(i,) for i in range(6)]), 3) == {0: [0, 3], 1: [1, 4], 2: [2, 5]}
 
 
-def test_the_turns_of_an_episode_stay_at_one_engine_and_episodes_at_several() -> None:
+def test_the_turns_of_an_episode_stay_at_one_engine_and_episodes_at_several():
     """Whatever else is in the call."""
-    prompts = [(i, 7) for i in range(32)]
-    turns = [RolloutRequest(prompt, seed=0, shares_cache_with="play 1") for prompt in prompts]
+    turns = [RolloutRequest((i, 7), seed=0, shares_cache_with="play 1") for i in range(32)]
     together = {turns[i].prompt_ids: engine for engine, part in shares(turns, 3).items() for i in part}
     alone = {turn.prompt_ids: next(iter(shares([turn], 3))) for turn in turns}
     assert together == alone
@@ -122,49 +95,41 @@ TWO = RayConfig(trainer_ranks=2)
 BESIDE = RayConfig(trainer_ranks=2, engines=2, placement="colocated")
 
 
-@pytest.mark.parametrize(
-    ("wanted", "bundles", "ranks", "engines"),
-    [
-        (layout(TWO, 4, gpus=False, num_engines=1), [{"CPU": 1}] * 3, [0, 0], [0]),
-        # A rank takes one GPU, and an engine as many as it is cut over.
-        (layout(TWO, 4, gpus=True, num_engines=3), [{"CPU": 1, "GPU": 1}] * 2 + [{"CPU": 1, "GPU": 4}] * 3,
-         [1, 1], [4, 4, 4]),
-        # Colocated engines take half of the GPU of their rank; beside servers elsewhere ranks have theirs alone.
-        (layout(BESIDE, 1, gpus=True, num_engines=2), [{"CPU": 2, "GPU": 1}] * 2, [0.5, 0.5], [0.5, 0.5]),
-        (layout(BESIDE, 1, gpus=False, num_engines=2), [{"CPU": 2}] * 2, [0, 0], [0, 0]),
-        (layout(BESIDE, 1, gpus=True, num_engines=0), [{"CPU": 1, "GPU": 1}] * 2, [1, 1], []),
-        (layout_apart(0, 2, 4, gpus=True), [{"CPU": 1, "GPU": 4}] * 2, [], [4, 4]),
-        (layout_apart(0, 3, 4, gpus=False), [{"CPU": 1}] * 3, [], [0, 0, 0]),
-    ],
-    ids=["CPUs", "GPUs", "colocated", "colocated on CPUs", "servers", "engines alone", "engines alone on CPUs"],
-)  # fmt: skip
+ONE, GPU = {"CPU": 1}, {"CPU": 1, "GPU": 1}
+LAYOUTS = {  # bundles, and the GPUs of each rank and engine
+    "CPUs": (layout(TWO, 4, gpus=False, num_engines=1), [ONE] * 3, [0, 0], [0]),
+    # A rank takes one GPU, and an engine as many as it is cut over.
+    "GPUs": (layout(TWO, 4, gpus=True, num_engines=3), [GPU] * 2 + [{"CPU": 1, "GPU": 4}] * 3, [1, 1], [4, 4, 4]),
+    # Colocated engines take half of the GPU of their rank; beside servers elsewhere ranks have theirs alone.
+    "colocated": (layout(BESIDE, 1, gpus=True, num_engines=2), [{"CPU": 2, "GPU": 1}] * 2, [0.5, 0.5], [0.5, 0.5]),
+    "colocated on CPUs": (layout(BESIDE, 1, gpus=False, num_engines=2), [{"CPU": 2}] * 2, [0, 0], [0, 0]),
+    "servers": (layout(BESIDE, 1, gpus=True, num_engines=0), [GPU] * 2, [1, 1], []),
+    "engines alone": (layout_apart(0, 2, 4, gpus=True), [{"CPU": 1, "GPU": 4}] * 2, [], [4, 4]),
+    "engines alone on CPUs": (layout_apart(0, 3, 4, gpus=False), [ONE] * 3, [], [0, 0, 0]),
+}
+
+
+@pytest.mark.parametrize(("wanted", "bundles", "ranks", "engines"), LAYOUTS.values(), ids=LAYOUTS)
 def test_every_process_has_a_place_in_a_bundle(wanted, bundles, ranks, engines):
-    """`ranks` and `engines`: the GPUs of each; in order, those that are colocated in the same bundles."""
+    """In order; those that are colocated in the same bundles."""
     assert wanted.bundles == bundles
-    assert (wanted.total("CPU"), wanted.total("GPU")) == tuple(
-        sum(bundle.get(kind, 0) for bundle in bundles) for kind in ("CPU", "GPU")
-    )
+    for kind in ("CPU", "GPU"):
+        assert wanted.total(kind) == sum(bundle.get(kind, 0) for bundle in bundles)
     first = 0 if len(ranks) == len(bundles) else len(ranks)
     assert wanted.ranks == [Place(place, cpus=1, gpus=gpus) for place, gpus in enumerate(ranks)]
     assert wanted.engines == [Place(place, cpus=1, gpus=gpus) for place, gpus in enumerate(engines, start=first)]
 
 
-@pytest.mark.parametrize(
-    ("text", "end"),
-    [
-        ("".join(f"line {i}\n" for i in range(100)), "".join(f"\nline {i}" for i in range(85, 100))),
-        ("", "(the log is empty)"),
-        (None, "(no log at "),
-    ],
-)
-def test_who_died_is_named_with_the_end_of_its_log(tmp_path, text, end):
+def test_who_died_is_named_with_the_end_of_its_log(tmp_path):
     log = tmp_path / "rank_1.log"
-    if text is not None:
-        log.write_text(text)
     rank = Member("trainer rank 1", handle=None, log=log)
-    said = str(MemberDied(rank, "died"))
-    assert said.startswith("trainer rank 1 died; the same command resumes the stage.") and end in said
-    assert not text or (said.splitlines()[0].endswith(f" The end of {log}:") and said.endswith(end))
+    whole = "".join(f"line {i}\n" for i in range(100))
+    last = "".join(f"\nline {i}" for i in range(85, 100))
+    for text, end in ((None, f"\n(no log at {log})"), ("", "\n(the log is empty)"), (whole, last)):
+        if text is not None:
+            log.write_text(text)
+        said = str(MemberDied(rank, "died"))
+        assert said == f"trainer rank 1 died; the same command resumes the stage. The end of {log}:{end}"
     supervisor = Supervisor()
     supervisor.close()
     with pytest.raises(ClusterError, match="was closed"):
@@ -181,14 +146,13 @@ def test_who_died_is_named_with_the_end_of_its_log(tmp_path, text, end):
 )
 def test_buckets_hold_the_weights_in_order_up_to_their_size(counts, expected):
     """And each is given once the first weight after it is known."""
-    asked = []
+    asked, found = [], []
 
     def weights():
         for i, count in enumerate(counts):
             asked.append(str(i))
             yield str(i), torch.zeros(count)
 
-    found = []
     for bucket in buckets(weights(), 16):
         found.append([name for name, _ in bucket])
         assert len(asked) <= sum(map(len, found)) + 1
@@ -199,7 +163,7 @@ def test_an_engine_beside_a_rank_loads_its_model_once_the_device_is_free(monkeyp
     monkeypatch.setattr(ProcessSetup, "apply", lambda setup: None)
     engine, prepared = EngineActor(ProcessSetup(tmp_path / "log", None)), threading.Event()
 
-    def from_folder(*_: object, before_loading: Callable[[], None], **__: object) -> str:
+    def from_folder(*_, before_loading, **__):
         prepared.set()
         before_loading()
         return "loaded"
@@ -216,10 +180,7 @@ def test_an_engine_beside_a_rank_loads_its_model_once_the_device_is_free(monkeyp
         late.open(tmp_path, VLLMConfig(), "float32", 8, 0.1, waits=True)
 
 
-# ---- engines without actors ----
-
-
-def test_vllm_that_is_not_installed_is_named_with_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_vllm_that_is_not_installed_is_named_with_the_command(tmp_path, monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     settings = rl_settings("chain=rl", "method=luffy", "rl.engine=vllm")
     spec = TrainerSpec(settings, ExecutionConfig(), tmp_path / "no model", tmp_path, longest=112, pad_id=0)
@@ -242,9 +203,9 @@ class SeveralRanks:
 
 
 @pytest.fixture(scope="module")
-def rank(tmp_path_factory: pytest.TempPathFactory) -> SupervisedRank:
+def rank(tmp_path_factory):
     policy = Policy(copy.deepcopy(tiny_model()), PLAN.optimizer, execution(), "float32")
-    return SupervisedRank(policy, PLAN, CheckpointStore(Path(tmp_path_factory.mktemp("stage")), 1), pad_id=0)
+    return SupervisedRank(policy, PLAN, CheckpointStore(tmp_path_factory.mktemp("stage"), 1), pad_id=0)
 
 
 @pytest.mark.parametrize("number", [1, 5])

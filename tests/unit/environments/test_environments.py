@@ -8,9 +8,7 @@ from dataclasses import replace
 
 import pytest
 from pydantic import ValidationError
-from support.patience import wait_until
 from support.refusals import refused
-from synthetic import episode_measures
 from synthetic.endpoint import CHAT, Endpoint, completion
 
 from luffy.config.environment import (
@@ -43,12 +41,6 @@ from luffy.grading.judge import Judges
 from luffy.grading.request import Problem
 from luffy.types import Message, Prompt
 
-# ---- classes of one's own ----
-
-MODULE = """
-import asyncio
-
-from luffy.types import Message
 
 class CountTo:
     def __init__(self, limit: int) -> None:
@@ -64,55 +56,33 @@ class CountTo:
     def counts(self):
         return {"turns_taken": float(self.limit - self.left)}
 
-    async def close(self):
-        pass
-
-class Synchronous(CountTo):
-    def respond(self, conversation):
-        return None
-
-class Nothing:
-    pass
-
-class AwaitedCounts(CountTo):
-    async def counts(self):
-        return {}
-
-class Fails(CountTo):
-    def __init__(self, limit):
-        raise OSError(f"no {limit}")
-
-class FailsToCount(CountTo):
-    def counts(self):
-        return None
-
-class Slow(CountTo):
-    async def respond(self, conversation):
-        await asyncio.Event().wait()
-
-class GivesUp(CountTo):
-    async def respond(self, conversation):
-        raise TimeoutError("the service is slow today")
-
-class Scores(Slow):
-    async def score(self, conversation):
-        await asyncio.Event().wait()
-
-def function(limit):
-    return CountTo(limit)
-"""
-OWN = "custom_environments_of_a_test"
+    async def close(self): ...
 
 
-@pytest.fixture(autouse=True)
-def module(tmp_path, monkeypatch):
-    (tmp_path / f"{OWN}.py").write_text(MODULE)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(tmp_path)
+def fails(self, limit):
+    raise OSError(f"no {limit}")
+
+
+async def waits(self, conversation):
+    await asyncio.Event().wait()
+
+
+async def gives_up(self, conversation):
+    raise TimeoutError("the service is slow today")
+
+
+Nothing = type("Nothing", (), {})
+Synchronous = type("Synchronous", (CountTo,), {"respond": lambda self, conversation: None})
+AwaitedCounts = type("AwaitedCounts", (CountTo,), {"counts": gives_up})
+Fails = type("Fails", (CountTo,), {"__init__": fails})
+FailsToCount = type("FailsToCount", (CountTo,), {"counts": lambda self: None})
+Slow = type("Slow", (CountTo,), {"respond": waits})
+GivesUp = type("GivesUp", (CountTo,), {"respond": gives_up})
+Scores = type("Scores", (Slow,), {"score": waits})
 
 
 def custom(name, **options):
-    return CustomEnvironment(kind="custom", factory=f"{OWN}:{name}", options=options, instructions="Count.")
+    return CustomEnvironment(kind="custom", factory=f"{__name__}:{name}", options=options, instructions="Count.")
 
 
 def played(environment, turns, problem=None):
@@ -151,9 +121,6 @@ def test_a_method_that_hangs_ends_after_its_time_limit():
         asyncio.run(limited("GivesUp").respond([]))
 
 
-# ---- tools, and templates that have to write their results ----
-
-
 def tools(*names, **settings):
     return ToolsEnvironment(kind="tools", tools=names, **settings)
 
@@ -162,23 +129,19 @@ TEMPLATE = (
     "{% for m in messages %}TOOL{{ m.role }}\n{{ m.content }}<|eos|>{% endfor %}"
     "{% if add_generation_prompt %}assistant\n{% endif %}"
 )
-RAISES = "{% if m.role == 'tool' %}{{ raise_exception('unknown role') }}{% endif %}"
-ALTERNATES = (
-    "{% if m.role == 'tool' and messages[loop.index0 - 1].role != 'assistant' %}"
-    "{{ raise_exception('roles must alternate') }}{% endif %}"
-)
-DROPS = "{% if m.role == 'tool' %}{% continue %}{% endif %}"
+UNFIT = {  # what a template does with a message of the role `tool`, by the words of its refusal
+    "unknown role": "{{ raise_exception('unknown role') }}",
+    "twice": "{% if messages[loop.index0 - 1].role != 'assistant' %}{{ raise_exception('twice') }}{% endif %}",
+    "leaves out a message": "{% continue %}",
+}
 
 
 @pytest.mark.parametrize("history", ["exact", "as_sampled", "branching"])
-@pytest.mark.parametrize(
-    ("clause", "words"),
-    [(RAISES, "unknown role"), (ALTERNATES, "roles must alternate"), (DROPS, "leaves out a message")],
-)
-def test_a_template_that_cannot_write_results_of_tools_is_refused(history, clause, words):
+@pytest.mark.parametrize(("words", "clause"), UNFIT.items(), ids=UNFIT)
+def test_a_template_that_cannot_write_results_of_tools_is_refused(history, words, clause):
     def check(calls, clause):
         tokenizer = build_tokenizer(["user assistant tool 0"] * 4)
-        tokenizer.chat_template = TEMPLATE.replace("TOOL", clause)
+        tokenizer.chat_template = TEMPLATE.replace("TOOL", f"{{% if m.role == 'tool' %}}{clause}{{% endif %}}")
         config = tools("calculator", calls=calls, limits=EpisodeLimits(history=history))
         check_template(config, ConversationEncoder(tokenizer, history))
 
@@ -187,8 +150,6 @@ def test_a_template_that_cannot_write_results_of_tools_is_refused(history, claus
     check("hermes", clause)  # whose results are messages of the user
     check("llama3", "")
 
-
-# ---- mixtures ----
 
 SUM = Prompt("p", "sums", (Message("user", "?"),), "")
 POEM = replace(SUM, data_source="poems")
@@ -203,7 +164,7 @@ def mixture(game=None, **scoring):
     return MixtureEnvironment.model_validate_json(json.dumps({"kind": "mixture", "parts": parts, "scoring": scoring}))
 
 
-def test_the_part_that_names_the_data_source_plays_and_gives_the_instructions():
+def test_the_part_that_names_the_data_source_plays_counts_and_gives_the_instructions():
     game, products = open_environment(mixture())(), open_environment(mixture())()
     assert played(game, ["3"], Problem(data_source="games", extra_info={"number": 5})) == ["higher"]
     assert game.counts() == {
@@ -219,31 +180,23 @@ def test_the_part_that_names_the_data_source_plays_and_gives_the_instructions():
         played(open_environment(mixture())(), [], Problem(data_source="poems"))
     with refused(UNPLAYED):
         with_instructions([POEM], instructions_by_source(mixture()))
-
-
-def test_a_count_of_one_part_weighs_nothing_in_the_other():
+    # A count of one part weighs nothing in the other.
     _, scorer = open_scored(mixture(weights={"answer": 1.0, "tools/tool_errors": -0.1, "game/found": 0.5}))
     assert scorer.reward(1.0, {"game/found": 1.0}) == 1.5
     assert scorer.reward(1.0, {"tools/tool_errors": 2.0}) == pytest.approx(0.8)
 
 
-@pytest.mark.parametrize(
-    ("environment", "plays", "message"),
-    [
+def test_parts_that_cannot_be_told_apart_are_refused():
+    for environment, plays, message in (
         ({"kind": "guess_number"}, ["sums"], "sums is played by tools already"),
         ({"kind": "guess_number", "limits": {"max_turns": 3}}, ["games"], "the mixture has one for all parts"),
         ({"kind": "mixture", "parts": {}}, ["games"], "mixture"),
-    ],
-)
-def test_parts_that_cannot_be_told_apart_are_refused(environment, plays, message):
-    with pytest.raises(ValidationError, match=message):
-        mixture({"environment": environment, "plays": plays})
+    ):
+        with pytest.raises(ValidationError, match=message):
+            mixture({"environment": environment, "plays": plays})
 
-
-# ---- the game of guessing a number, and what environments of one's own read a turn with ----
 
 SAID = "Please guess a whole number."
-GAME = GuessNumberEnvironment(kind="guess_number")
 
 
 @pytest.mark.parametrize(
@@ -258,12 +211,12 @@ GAME = GuessNumberEnvironment(kind="guess_number")
     ],
 )
 def test_a_game_answers_and_counts_guesses_until_the_right_one(number, turns, answers, counts):
-    game = open_environment(GAME)()
-    assert played(game, turns, Problem(extra_info={"number": number})) == answers
+    make = open_environment(GuessNumberEnvironment(kind="guess_number"))
+    assert played(game := make(), turns, Problem(extra_info={"number": number})) == answers
     assert game.counts() == dict(zip(("guesses", "turns_without_guess", "found"), counts, strict=True))
     for info in ({}, {"number": "5"}, {"number": True}):
         with refused("quiz: guess_number needs a whole number as extra_info.number", error=DataError):
-            played(open_environment(GAME)(), [], Problem(data_source="quiz", extra_info=info))
+            played(make(), [], Problem(data_source="quiz", extra_info=info))
 
 
 def test_only_the_text_after_the_reasoning_is_left_and_fields_are_the_first_elements_of_their_names():
@@ -277,14 +230,58 @@ def test_only_the_text_after_the_reasoning_is_left_and_fields_are_the_first_elem
     assert xml_fields(text, ["reasoning", ("code", "answer"), "empty", "open"]) == found
 
 
-# ---- rubrics: named measures, and the reward that their weights make ----
+# Measures of episodes, as a user writes them.
+
+EVENT = threading.Event()
+"""Lets `hangs` end."""
+MEETING, RUNNING = threading.Barrier(16), []
+
+
+def words(completion):
+    return len(" ".join(turn["content"] for turn in completion if turn["role"] == "assistant").split())
+
+
+def as_in_verifiers(completion, **kwargs):
+    return len(completion) * kwargs["info"]["level"]
+
+
+async def is_right(completion, answer):
+    return completion[-1]["content"] == answer
+
+
+def breaks(counts):
+    raise ValueError("no measure today")
+
+
+def hangs(answer):
+    EVENT.wait()
+
+
+async def never_comes(answer):
+    await asyncio.Event().wait()
+
+
+def says_nothing(task):
+    return None
+
+
+def meets_fifteen_others(answer):
+    """How many ran at the same time, once there are sixteen."""
+    RUNNING.append(1)
+    MEETING.wait()
+    found = len(RUNNING)
+    MEETING.wait()
+    RUNNING.pop()
+    MEETING.wait()
+    return found
+
 
 COMPLETION = (Message("assistant", "3 + 4"), Message("user", "7"), Message("assistant", "7"))
 VIEW = EpisodeView((Message("user", "Begin."),), COMPLETION, "7", {"level": 1}, "sums", {"calls": 2.0})
 
 
 def scorer(counts=("calls",), **scoring):
-    measures = {name: f"synthetic.episode_measures:{path}" for name, path in scoring.pop("measures", {}).items()}
+    measures = {name: f"{__name__}:{path}" for name, path in scoring.pop("measures", {}).items()}
     return EpisodeScorer(EpisodeScoring(measures=measures, **scoring), counts)
 
 
@@ -298,31 +295,16 @@ def test_measures_see_what_they_ask_for_and_those_with_weights_make_the_reward()
     assert rubric.needs_demonstrations
 
 
-@pytest.fixture
-def released():
-    """Lets measures that hang end after the test."""
-    yield
-    episode_measures.EVENT.set()
-    wait_until(lambda: not any(thread.name == "limited call" for thread in threading.enumerate()))
-    episode_measures.EVENT.clear()
-
-
-@pytest.mark.parametrize(
-    ("function", "error", "message"),
-    [
-        ("breaks", ValueError, ""),
-        ("says_nothing", TypeError, ""),
-        ("hangs", LateCall, r"measure bad did not end within 0\.05 s"),
-        ("never_comes", LateCall, r"measure bad did not end within 0\.05 s"),
-    ],
-)
-def test_a_measure_that_fails_or_hangs_is_no_silent_zero(function, error, message, released):
-    limit = {"timeout_s": 0.05} if error is LateCall else {}
-    with pytest.raises(error, match=message):
-        asyncio.run(scorer(measures={"bad": function}, **limit).measure(VIEW))
-
-
-def test_no_more_than_sixteen_measures_run_at_once():
+def test_a_measure_that_fails_or_hangs_is_no_silent_zero_and_no_more_than_sixteen_run_at_once():
+    EVENT.clear()
+    late = (LateCall, r"measure bad did not end within 0\.05 s", {"timeout_s": 0.05})
+    for function, (error, message, limit) in {
+        "breaks": (ValueError, "no measure today", {}), "says_nothing": (TypeError, "measure bad is None", {}),
+        "hangs": late, "never_comes": late,
+    }.items():  # fmt: skip
+        with pytest.raises(error, match=message):
+            asyncio.run(scorer(measures={"bad": function}, **limit).measure(VIEW))
+    EVENT.set()
     rubric = scorer((), measures={"met": "meets_fifteen_others"})
 
     async def measure_all():
@@ -331,17 +313,14 @@ def test_no_more_than_sixteen_measures_run_at_once():
     assert asyncio.run(measure_all()) == [{"met": 16.0}] * 32
 
 
-def judged(url, **settings):
-    judge = JudgeGrader(url=url, model="j", retries=0)
-    return JudgeMeasure(kind="judge", rubric="Is it polite?", judge=judge, **settings)
-
-
 def judge_says(text, folder, **settings):
     """The measures of VIEW by a judge that says the text, and what the judge was asked; it is gone without a text."""
     endpoint = Endpoint(lambda path, body: completion(text), (CHAT,))
     with closing(endpoint), closing(Judges(folder)) as judges:
-        url = f"{endpoint.url}/v1" if text else "http://127.0.0.1:9/v1"
-        scorer = EpisodeScorer(EpisodeScoring(measures={"polite": judged(url, **settings)}), (), judges=judges)
+        judge = JudgeGrader(url=f"{endpoint.url}/v1" if text else "http://127.0.0.1:9/v1", model="j", retries=0)
+        measure = JudgeMeasure(kind="judge", rubric="Is it polite?", judge=judge, **settings)
+        assert JudgeMeasure.model_validate_json(measure.model_dump_json()) == measure, "as a stage writes it"
+        scorer = EpisodeScorer(EpisodeScoring(measures={"polite": measure}), (), judges=judges)
         found = asyncio.run(called(scorer.measure(VIEW)))
         assert asyncio.run(scorer.measure(VIEW)) == found
     ((_, body),) = endpoint.asked  # the second time, the verdict was remembered
@@ -360,32 +339,26 @@ def test_a_judge_measures_an_episode_by_a_rubric_and_its_silence_is_no_zero_nor_
     assert str(failed.value.__cause__).startswith("measure polite: judge: the reply holds no verdict")
     with pytest.raises(LostError, match=r"measure polite: judge: http://127\.0\.0\.1:9/v1: no answer"):
         judge_says("", tmp_path)
-    measure = judged("http://h/v1")
-    assert JudgeMeasure.model_validate_json(measure.model_dump_json()) == measure, "as a stage writes it"
     with pytest.raises(ValidationError, match="prompt has no effect here"):
         judge = {"url": "http://h", "model": "j", "prompt": "{reference} {answer}"}
         JudgeMeasure.model_validate({"kind": "judge", "rubric": "x", "judge": judge})
 
 
-# ---- what is refused before the first episode ----
-
-AT_ONCE, NO_OPTIONS = (
-    "fails before the first episode: ",
-    "does not take environment.options: missing a required argument",
-)
+AT_ONCE = "fails before the first episode: "
+NO_OPTIONS = "does not take environment.options: missing a required argument"
 
 
 def guessing(weights=None, **measures):
-    paths = {name: f"synthetic.episode_measures:{path}" for name, path in measures.items()}
-    scoring = {"measures": paths, **({"weights": weights} if weights else {})}
-    return GuessNumberEnvironment.model_validate({"kind": "guess_number", "scoring": scoring})
+    paths = {name: f"{__name__}:{path}" for name, path in measures.items()}
+    scoring = EpisodeScoring(measures=paths, **({"weights": weights} if weights else {}))
+    return GuessNumberEnvironment(kind="guess_number", scoring=scoring)
 
 
 @pytest.mark.parametrize(
     ("environment", "words"),
     [
         (custom("Missing"), "cannot be imported"),
-        (custom("function", limit=2), "is a function; it has to be a class"),
+        (custom("fails", limit=2), "is a function; it has to be a class"),
         (custom("Nothing"), "needs `async def reset`"),
         (custom("Synchronous", limit=2), "needs `async def respond`"),
         (custom("AwaitedCounts", limit=2), "needs `def counts`"),
@@ -393,14 +366,14 @@ def guessing(weights=None, **measures):
         (custom("FailsToCount", limit=2), f"{AT_ONCE}TypeError"),
         (custom("CountTo"), f"{NO_OPTIONS}: 'limit'"),
         (custom("CountTo", limits=3), NO_OPTIONS),
-        (tools("synthetic.sample_tools:with_stale_docs"), "describes `numbre`"),
+        (tools("synthetic.sample_tools:with_stale_docs"), "environment.tools: synthetic.sample_tools:with_stale_docs"),
         (mixture(weights={"tool_errors": -0.1}), "nothing measures tool_errors"),
         (guessing({"lenght": 1.0}, length="words"), "nothing measures lenght; there are answer, found, "),
         (guessing(found="words"), "counts found already"),
-        (guessing(parsed="wants_a_parser"), "asks for parser; a measure may take prompt, completion, answer"),
+        (guessing(bad="played"), "asks for environment; a measure may take prompt, completion, answer"),
         (guessing(gone="not_there"), "cannot be imported"),
     ],
 )
 def test_an_environment_that_cannot_be_played_or_scored_is_refused(environment, words):
-    with refused(f"environment.factory: {OWN}:" if environment.kind == "custom" else "", words):
+    with refused("environment.factory: test_environments:" if environment.kind == "custom" else "", words):
         open_scored(environment)

@@ -1,36 +1,47 @@
-"""Episodes: turns of a scripted policy and of environments, token by token."""
+"""Episodes: turns of a scripted policy and of environments token by token, and of a model that answers with text."""
 
 import asyncio
 import copy
+import functools
 import re
 import threading
+from contextlib import closing
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.patience import PATIENCE_S
+from synthetic.endpoint import CHAT, completion
 
-from luffy.config.environment import EpisodeLimits, EpisodeScoring
+from luffy.config.environment import EpisodeLimits, EpisodeScoring, GuessNumberEnvironment, ToolsEnvironment
+from luffy.config.execution import ServerConfig
+from luffy.config.model import EndpointModel
 from luffy.data.conversations import ConversationEncoder
 from luffy.data.templates import decode, encode_traces, stop_token_ids
 from luffy.data.tokenizer import EOS, build_tokenizer
 from luffy.environments.episodes import Context, EpisodePlayer, Observation
 from luffy.environments.limits import FailedShare, with_time_limit
 from luffy.environments.live_episode import EpisodeStart
+from luffy.environments.registry import open_text_player
 from luffy.environments.rubric import EpisodeScorer
 from luffy.environments.transcript import transcript, turns_of
 from luffy.errors import DataError, EnvironmentFault, LostError, LuffyError
+from luffy.grading.judge import Judges
 from luffy.grading.request import Grade, Problem
 from luffy.rl.rows import Row
 from luffy.rollout.engine import Completion, SamplingParams, limit, room
+from luffy.rollout.text_endpoint import TextEndpoint
 from luffy.rollout.vllm_limits import check_lengths
+from luffy.stages.answers.paid import PaidEndpoint
+from luffy.stages.answers.store import AnswerStore
 from luffy.types import FinishReason, Message, Outcome, Source
 
 SCORER = EpisodeScorer(EpisodeScoring(), ())
 PROMPT = (Message("user", "Begin."),)
 START = EpisodeStart(Problem(), "7", PROMPT, (5, 6), seed=3)
 FAILED, STOP, LENGTH = FinishReason.ENVIRONMENT_ERROR, FinishReason.STOP, FinishReason.LENGTH
+TURNS, TURN_LENGTH = FinishReason.TURNS, FinishReason.TURN_LENGTH
 EVERY_HISTORY = pytest.mark.parametrize("history", ["exact", "branching"])
 
 
@@ -54,8 +65,6 @@ class Scripted:
     @property
     def requests(self):
         return [request for call in self.calls for request in call]
-
-    def close(self): ...
 
     def _turn(self, request):
         return request.prefix_ids.count(self._stop)
@@ -81,6 +90,12 @@ class Breaking(Scripted):
 REPEATS = object()
 
 
+def found(given):
+    if isinstance(given, BaseException):
+        raise given
+    return given
+
+
 class Echo:
     """Answers `num_answers` turns by repeating them, or as it is told to, and remembers what it saw.
 
@@ -92,17 +107,14 @@ class Echo:
         self._wait, self._opening, self._answer, self._counts, self._end = wait, opening, answer, counts, end
 
     async def reset(self, problem):
-        if isinstance(self._opening, BaseException):
-            raise self._opening
-        return self._opening
+        return found(self._opening)
 
     async def respond(self, conversation):
         self.seen.append(tuple(conversation))
         await asyncio.get_running_loop().run_in_executor(None, self._wait)
         self.left -= 1
-        if isinstance(self._answer, BaseException):
-            raise self._answer
-        answer = [Message("user", f"said {conversation[-1].content}")] if self._answer is REPEATS else self._answer
+        repeated = [Message("user", f"said {conversation[-1].content}")]
+        answer = repeated if self._answer is REPEATS else found(self._answer)
         return answer if self.left >= 0 else None
 
     def counts(self):
@@ -113,27 +125,16 @@ class Echo:
         self.is_closed = True
 
 
-def play_all(
-    tokenizer,
-    environments,
-    turns,
-    starts=(),
-    max_tokens=200,
-    lanes=0,
-    history="exact",
-    policy=Scripted,
-    scorer=SCORER,
-    **limits,
-):
+def play_all(tokenizer, environments, turns, starts=(), lanes=0, history="exact", policy=Scripted, **settings):
     """The episodes, and the policy; an environment may be a function that makes it."""
     engine, left = policy(tokenizer, turns), iter(environments)
-    encoder = ConversationEncoder(tokenizer, history)
+    scorer, max_tokens = settings.pop("scorer", SCORER), settings.pop("max_tokens", 200)
 
     def make():
         environment = next(left)
         return environment() if callable(environment) else environment
 
-    player = EpisodePlayer(make, encoder, EpisodeLimits(**limits), scorer, lanes)
+    player = EpisodePlayer(make, ConversationEncoder(tokenizer, history), EpisodeLimits(**settings), scorer, lanes)
     params = SamplingParams(1.0, max_tokens, stop_token_ids(tokenizer))
     return player.play(starts or [START] * len(environments), engine, params), engine
 
@@ -143,19 +144,12 @@ def play(tokenizer, environment, turns, start=START, **settings):
     return episode, engine
 
 
-def row_of(episode):
-    return Row(episode.prompt_ids).played(episode).trajectory(Grade(Outcome.CORRECT), 1.0)
+def row_of(episode, prompt_ids=None):
+    return Row(prompt_ids or episode.prompt_ids).played(episode).trajectory(Grade(Outcome.CORRECT), 1.0)
 
 
 def ids_of(episode):
-    return [token for segment in episode.segments for token in segment.token_ids]
-
-
-def sampled(episode):
-    return [segment for segment in episode.segments if isinstance(segment, Completion)]
-
-
-# ---- turns and their contexts ----
+    return tuple(token for segment in episode.segments for token in segment.token_ids)
 
 
 @pytest.mark.parametrize("lanes", [0, 2])
@@ -163,9 +157,8 @@ def test_each_turn_extends_the_ids_of_all_before_it(tokenizer, lanes):
     environment = Echo(num_answers=2)
     episode, engine = play(tokenizer, environment, ["turn 0", "turn 1", "turn 2"], lanes=lanes)
     prefixes = [request.prefix_ids for request in engine.requests]
-    whole = tuple(ids_of(episode))
     assert len(prefixes) == 3
-    assert all(whole[: len(prefix)] == prefix for prefix in prefixes)
+    assert all(ids_of(episode)[: len(prefix)] == prefix for prefix in prefixes)
     assert [type(segment) for segment in episode.segments] == [Completion, Observation] * 2 + [Completion]
     seeds = [request.seed for request in engine.requests]
     assert seeds[0] == START.seed and len({*seeds}) == 3, "turns have random numbers of their own"
@@ -206,14 +199,12 @@ def test_turns_are_sampled_and_learned_under_what_the_template_makes_of_earlier_
         "assistant\nturn 1<|eos|>user\nsaid <think>lower</think>turn 1<|eos|>assistant\n"
     )
     assert [decode(tokenizer, branch.response_ids) for branch in branches] == THOUGHTS
-    assert sum(len(turn.token_ids) for turn in sampled(episode)) == row.num_learnable
+    assert sum(len(each.token_ids) for each in episode.segments if isinstance(each, Completion)) == row.num_learnable
     assert all({*branch.source} == {Source.ON_POLICY} for branch in branches)
     assert sum(branch.num_tokens for branch in branches) == row.num_tokens
-
     # A transcript shows a context from where it differs.
-    shown = transcript(
-        row.response_ids, row.source, lambda ids: decode(tokenizer, ids), row.prompt_ids, row.context_starts
-    )
+    text_of = functools.partial(decode, tokenizer)
+    shown = transcript(row.response_ids, row.source, text_of, row.prompt_ids, row.context_starts)
     assert [who for who, _ in turns_of(shown)] == ["policy", "environment"] * 2 + ["policy"]
     assert shown.count("Begin.") == 0  # the prompt, which every context repeats
     assert shown.count("<think>higher") == 2  # as it was sampled, and in the environment's answer
@@ -232,9 +223,6 @@ def test_the_limit_of_a_response_holds_for_each_context(tokenizer):
     assert (early.finish_reason, len(early.segments)) == (LENGTH, 1)
 
 
-# ---- bounds ----
-
-
 def recorded(tokenizer, is_whole=False):
     """Two turns with an answer between them."""
     encoder = ConversationEncoder(tokenizer)
@@ -242,21 +230,18 @@ def recorded(tokenizer, is_whole=False):
     return EpisodeStart(Problem(), "7", PROMPT, (5, 6), 3, trace.token_ids, trace.source, is_whole=is_whole)
 
 
-@pytest.mark.parametrize(
-    ("num_answers", "limits", "max_tokens", "reason"),
-    [
-        (9, {"max_turns": 2}, 200, FinishReason.TURNS),
+def test_the_finish_reason_names_the_bound(tokenizer):
+    for num_answers, limits, max_tokens, reason in (
+        (9, {"max_turns": 2}, 200, TURNS),
         (1, {"max_turns": 2}, 200, STOP),  # the last turn is accepted
-        (9, {"max_turn_tokens": 1}, 200, FinishReason.TURN_LENGTH),
+        (9, {"max_turn_tokens": 1}, 200, TURN_LENGTH),
         (9, {}, 1, LENGTH),
         (9, {}, 8, LENGTH),  # room for the first turn, none for an answer
-    ],
-)
-def test_the_finish_reason_names_the_bound(tokenizer, num_answers, limits, max_tokens, reason):
-    episode, _ = play(tokenizer, Echo(num_answers), ["turn 0"] * 9, max_tokens=max_tokens, **limits)
-    assert episode.finish_reason is reason
-    assert isinstance(episode.segments[-1], Completion)
-    assert len(ids_of(episode)) <= max_tokens
+    ):
+        episode, _ = play(tokenizer, Echo(num_answers), ["turn 0"] * 9, max_tokens=max_tokens, **limits)
+        assert episode.finish_reason is reason, (num_answers, limits, max_tokens)
+        assert isinstance(episode.segments[-1], Completion)
+        assert len(ids_of(episode)) <= max_tokens
 
 
 @given(st.lists(st.text("turn 0123 said", min_size=1, max_size=12), min_size=1, max_size=5), st.integers(1, 120))
@@ -265,27 +250,23 @@ def test_an_episode_ends_with_a_token_of_the_policy_and_keeps_its_budget(turns, 
     episode, engine = play(tokenizer, Echo(len(turns) - 1), turns, max_tokens=max_tokens)
     assert isinstance(episode.segments[-1], Completion)
     assert len(ids_of(episode)) <= max_tokens
-    assert len(sampled(episode)) == len(engine.requests) == episode.measures["turns"]
+    sampled = [segment for segment in episode.segments if isinstance(segment, Completion)]
+    assert len(sampled) == len(engine.requests) == episode.measures["turns"]
 
 
-@pytest.mark.parametrize(
-    ("num_answers", "is_whole", "max_turns", "reason", "num_sampled"),
-    [
+def test_a_recorded_episode_is_measured_and_goes_on_only_where_it_may(tokenizer):
+    for num_answers, is_whole, max_turns, reason, num_sampled in (
         (1, False, 9, STOP, 0),
-        (9, False, 3, FinishReason.TURNS, 1),  # the given turns count
-        (9, False, 2, FinishReason.TURNS, 0),
+        (9, False, 3, TURNS, 1),  # the given turns count
+        (9, False, 2, TURNS, 0),
         # What the policy would write after it is no part of the demonstration, nor is its reward.
-        (9, True, 9, FinishReason.TURNS, 0),
-    ],
-)
-def test_a_recorded_episode_is_measured_and_goes_on_only_where_it_may(
-    tokenizer, num_answers, is_whole, max_turns, reason, num_sampled
-):
-    start, turns = recorded(tokenizer, is_whole), ["-", "-", "turn 2", "turn 3"]
-    episode, engine = play(tokenizer, Echo(num_answers), turns, start, max_turns=max_turns)
-    assert (episode.finish_reason, len(engine.calls)) == (reason, num_sampled)
-    assert num_sampled or episode.segments == ()
-    assert episode.measures == {"answers": 2.0 + num_sampled, "turns": 2.0 + num_sampled}
+        (9, True, 9, TURNS, 0),
+    ):
+        start, turns = recorded(tokenizer, is_whole), ["-", "-", "turn 2", "turn 3"]
+        episode, engine = play(tokenizer, Echo(num_answers), turns, start, max_turns=max_turns)
+        assert (episode.finish_reason, len(engine.calls)) == (reason, num_sampled), (num_answers, is_whole, max_turns)
+        assert num_sampled or episode.segments == ()
+        assert episode.measures == {"answers": 2.0 + num_sampled, "turns": 2.0 + num_sampled}
 
 
 def test_a_recorded_start_is_replayed_into_the_environment_and_a_turn_that_was_begun_finished(tokenizer):
@@ -307,14 +288,14 @@ def test_a_recorded_start_is_replayed_into_the_environment_and_a_turn_that_was_b
 @EVERY_HISTORY
 def test_a_long_observation_is_the_same_cut_text_for_policy_measures_and_traces(tokenizer, history):
     """A demonstration made from the episode holds the tokens that the policy saw, and no others."""
-    turns, limits = ["turn 0 " * 40, "turn 1"], {"max_tokens": 2000, "max_observation_tokens": 20}
-    episode, _ = play(tokenizer, Echo(1), turns, history=history, **limits)
+    limits = {"max_tokens": 2000, "max_observation_tokens": 20}
+    episode, _ = play(tokenizer, Echo(1), ["turn 0 " * 40, "turn 1"], history=history, **limits)
     written, observed, _ = episode.completion
     whole = f"said {written.content}"
     start, end = re.split(r" \.\.\. \[\d+ tokens left out\] \.\.\. ", observed.content)
     assert whole.startswith(start) and whole.endswith(end) and len(observed.content) < len(whole)
     trace = ConversationEncoder(tokenizer, history).trace(episode.completion, PROMPT)
-    assert trace.token_ids == tuple(ids_of(episode))
+    assert trace.token_ids == ids_of(episode)
 
 
 OPENING = Message("user", "go on higher lower")
@@ -327,10 +308,10 @@ def test_what_reset_adds_counts_towards_the_limit_of_the_response_and_is_plain_t
     bare, opened = encoder.prompt(PROMPT), encoder.prompt([*PROMPT, OPENING])
     start = EpisodeStart(Problem(), "7", PROMPT, bare, seed=3)
     for max_tokens in range(20, 80, 6):
-        settings = {"max_tokens": max_tokens, "history": history}
-        episode, engine = play(tokenizer, Echo(2, opening=[OPENING]), turns, start, **settings)
+        environment = Echo(2, opening=[OPENING])
+        episode, engine = play(tokenizer, environment, turns, start, max_tokens=max_tokens, history=history)
         check_lengths(engine.requests, SamplingParams(1.0, max_tokens, ()), len(bare) + max_tokens)
-        branches = Row(bare).played(episode).trajectory(Grade(Outcome.WRONG), 0.0).branches()
+        branches = row_of(episode, bare).branches()
         assert all(branch.num_tokens <= len(bare) + max_tokens for branch in branches)
         if len(opened) - len(bare) >= max_tokens:
             assert (episode.finish_reason, episode.segments, engine.calls) == (LENGTH, (), [])
@@ -346,10 +327,15 @@ def test_what_reset_adds_counts_towards_the_limit_of_the_response_and_is_plain_t
     assert any(isinstance(segment, Context) for segment in episode.segments) == (history == "branching")
 
 
-# ---- failures that end one episode, or all ----
-
 NO_LIST = "and has to return a list of messages"
 RELEASED = threading.Event()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def released():
+    """Ends the call that hangs after the tests."""
+    yield
+    RELEASED.set()
 
 
 def no_port():
@@ -385,14 +371,6 @@ def test_a_bug_ends_its_own_episode(tokenizer, environment, fault):
     assert fault in bad.fault
     assert environment is not no_port or bad.measures == {"turns": 0.0}
     assert getattr(environment, "is_closed", True)
-    assert not RELEASED.is_set()
-
-
-@pytest.fixture(scope="module", autouse=True)
-def released():
-    """Ends the call that hangs after the tests."""
-    yield
-    RELEASED.set()
 
 
 def test_the_share_of_failures_is_that_of_all_batches_and_no_single_early_one_ends_the_stage(tokenizer):
@@ -411,9 +389,9 @@ def test_the_share_of_failures_is_that_of_all_batches_and_no_single_early_one_en
 
 
 def test_mappings_are_messages_and_numbers_of_numpy_are_numbers(tokenizer):
+    answer = [{"role": "user", "content": "go\x00on \ud83d"}]
     counts = {"half": np.float32(0.5), "one": np.int64(1), "yes": np.bool_(True)}
-    environment = Echo(answer=[{"role": "user", "content": "go\x00on \ud83d"}], counts=counts)
-    episode, _ = play(tokenizer, environment, ["turn 0", "turn 1"])
+    episode, _ = play(tokenizer, Echo(answer=answer, counts=counts), ["turn 0", "turn 1"])
     assert episode.completion[1] == Message("user", "go\ufffdon \ufffd")
     assert episode.measures == {"half": 0.5, "one": 1.0, "yes": 1.0, "turns": 2.0}
     assert {type(value) for value in episode.measures.values()} == {float}
@@ -428,9 +406,7 @@ def test_mappings_are_messages_and_numbers_of_numpy_are_numbers(tokenizer):
         (Echo(), Breaking, LuffyError),
     ],
 )
-def test_what_no_other_episode_would_survive_is_raised_at_once_and_closes_all(
-    tokenizer, lanes, environment, policy, error
-):
+def test_what_no_other_episode_would_survive_is_raised_and_closes_all(tokenizer, lanes, environment, policy, error):
     made = [copy.copy(environment) for _ in range(5)]
     with pytest.raises(error, match=r"has no number|no answer|the engine broke"):
         play_all(tokenizer, made, ["turn 0", "turn 1"], lanes=lanes, policy=policy)
@@ -448,3 +424,82 @@ def test_in_lockstep_a_call_has_all_turns_in_order_and_with_lanes_a_slow_tool_ho
     episodes, _ = play_all(tokenizer, made, [f"turn {number}" for number in range(4)], lanes=2)
     assert over.is_set()
     assert [episode.measures["turns"] for episode in episodes] == [2.0, 4.0]
+
+
+# ---- in text, over HTTP: the rules of episodes without token ids ----
+
+
+def halving(path, body):
+    """Binary search from 1 to 7, with some reasoning before each guess."""
+    low, high = 1, 7
+    for guess, answer in zip(body["messages"][2::2], body["messages"][3::2], strict=True):
+        number = int(guess["content"])
+        low, high = (number + 1, high) if answer["content"] == "higher" else (low, number - 1)
+    return completion(f"<think>between {low} and {high}</think>{(low + high) // 2}")
+
+
+@pytest.fixture
+def play_text(tmp_path, serve):
+    """The episodes with an endpoint that answers so, and what that was asked."""
+
+    def run(answer, starts, max_tokens=64, environment=None, store="paid", **limits):
+        served = serve(answer if callable(answer) else lambda path, body: answer, (CHAT,))
+        config = ServerConfig(urls=(served.url,), max_retries=0)
+        endpoint = TextEndpoint.connect(EndpointModel(name="gpt-x"), config, ("/chat/completions",))
+        paid = PaidEndpoint(endpoint, AnswerStore(tmp_path / store))
+        guessing = GuessNumberEnvironment(kind="guess_number", limits=EpisodeLimits(**limits))
+        player = open_text_player(environment or guessing, Judges(None))
+        with closing(endpoint):
+            return player.play(starts, paid, SamplingParams(1.0, max_tokens, ())), served.asked
+
+    return run
+
+
+def game(number, seed=3):
+    prompt = (Message("system", "Play."), Message("user", "Guess a number from 1 to 7."))
+    return EpisodeStart(Problem(extra_info={"number": number}), str(number), prompt, (), seed)
+
+
+def test_a_game_is_played_in_text_and_measured_and_a_long_observation_is_cut_by_characters(play_text):
+    (found, quick), asked = play_text(halving, [game(7), game(4)])
+    assert found.finish_reason is STOP
+    assert found.measures == {"found": 1.0, "guesses": 3.0, "turns_without_guess": 0.0, "turns": 3.0}
+    assert found.num_tokens == 3 * 7  # as `completion` counts
+    assert [turn.content for turn in found.completion[1::2]] == ["higher", "higher"]
+    assert quick.measures["turns"] == 1.0
+    longest = max((body["messages"] for _, body in asked), key=len)
+    assert [turn["role"] for turn in longest] == ["system", "user", "assistant", "user", "assistant", "user"]
+    assert longest[2]["content"] == "4"  # earlier turns go without their reasoning
+    (episode,), _ = play_text(completion("five?"), [game(4, 5)], max_turns=2, max_observation_tokens=3)
+    assert episode.completion[1].content == "Please ... [16 characters left out] ... umber."
+
+
+def test_bounds_end_an_episode_with_their_reason_and_turns_have_seeds_of_their_own(play_text):
+    cut_off = completion("4", "length")
+    for answer, limits, max_tokens, reason, num_turns, asked_for in (
+        (halving, {}, 64, STOP, 3, 64),
+        (halving, {"max_turns": 2}, 64, TURNS, 2, 64),
+        (halving, {}, 2 * 7, LENGTH, 2, 2 * 7),
+        # A turn that was cut gets no answer.
+        (cut_off, {"max_turn_tokens": 5}, 30, TURN_LENGTH, 1, 5),
+        (cut_off, {}, 30, LENGTH, 1, 30),
+    ):
+        starts, store = [game(7 if answer is halving else 4)], f"{reason} {max_tokens}"
+        (episode,), asked = play_text(answer, starts, max_tokens, store=store, **limits)
+        assert (episode.finish_reason, episode.measures["turns"]) == (reason, num_turns), (limits, max_tokens)
+        assert episode.completion[-1].role == "assistant"
+        assert (asked[0][1]["max_tokens"], episode.measures["found"]) == (asked_for, float(reason is STOP))
+        seeds = [body["seed"] for _, body in asked]
+        assert seeds[0] == 3 and len({*seeds}) == num_turns
+
+
+def test_tools_are_called_in_the_environments_own_format(play_text):
+    def calling(path, body):
+        said = body["messages"][-1]["content"]
+        call = '<tool_call>\n{"name": "calculator", "arguments": {"expression": "17*23"}}\n</tool_call>'
+        return completion(f"\\boxed{{{said.split()[1]}}}" if "tool_response" in said else call)
+
+    tools = ToolsEnvironment(kind="tools", tools=("calculator",))
+    (episode,), _ = play_text(calling, [game(1)], environment=tools)
+    assert episode.completion[-1].content == "\\boxed{391}"
+    assert episode.measures["tool_calls/calculator"] == 1.0

@@ -1,12 +1,10 @@
 """Episodes with tools: what the policy is told, what is counted, what is freed at the end."""
 
 import asyncio
-import contextlib
-import io
-import itertools
 import json
+import re
 import threading
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import pytest
 from support.patience import PATIENCE_S, wait_until
@@ -24,11 +22,9 @@ from luffy.environments.tool_functions import tool_of
 from luffy.environments.tools import ToolEpisode, ToolRunner, python_tool
 from luffy.errors import LuffyError
 from luffy.grading.request import Problem, problem_of
-from luffy.sandbox import ExecutionStatus
+from luffy.sandbox import ExecutionResult, ExecutionStatus
 from luffy.types import Message
 
-SHORT = {"timeout_s": 0.05}
-"""Limit of calls that are meant to reach it."""
 PROBLEM = Problem(data_source="cities")
 
 
@@ -46,13 +42,9 @@ def hanging_threads():
     return [thread for thread in threading.enumerate() if thread.name == "limited call"]
 
 
-def tools(*names, **settings):
-    paths = tuple(name if name in ("calculator", "python") else f"synthetic.sample_tools:{name}" for name in names)
-    return ToolsEnvironment(kind="tools", tools=paths, **{"timeout_s": PATIENCE_S, **settings})
-
-
-def opened(*names, **settings):
-    return open_environment(tools(*names, **settings))
+def opened(*names, timeout_s=PATIENCE_S):
+    paths = tuple(name if name == "calculator" else f"synthetic.sample_tools:{name}" for name in names)
+    return open_environment(ToolsEnvironment(kind="tools", tools=paths, timeout_s=timeout_s))
 
 
 async def turns(environment, *contents):
@@ -82,44 +74,38 @@ def result(*texts):
 
 REMEMBER = call("remember", text="a")
 IN_ORDER = REMEMBER + call("slow_echo", text="b", seconds=0.01) + call("remember", text="c")
-THREE = {"tool_calls": 3, "tool_calls/remember": 2, "tool_calls/slow_echo": 1}
-TOO_MANY = {"tool_calls": 19, "tool_calls/remember": 16, "tool_errors": 3, "tool_errors/not_run": 3}
-SHORTER, LATE = {"timeout_s": 0.02}, {"tool_errors": 1, "tool_errors/timed_out": 1}
-
-
-def once(name, **more):
-    return {"tool_calls": 1, f"tool_calls/{name}": 1, **more}
+LATE = {"tool_errors": 1, "tool_errors/timed_out": 1}
+NOT_RUN = {"tool_calls": 19, "tool_errors": 3, "tool_errors/not_run": 3}
+LONG = "a" * 4096 + "m" * 16 + "z" * 4096
 
 
 @pytest.mark.parametrize(
-    ("names", "settings", "contents", "answers", "counts"),
+    ("turn", "answer", "counts"),
     [
-        # A turn without a call ends the episode.
-        (["calculator"], {}, [call("calculator", expression="6*7"), "42."], [result("42"), None], once("calculator")),
+        (call("calculator", expression="6*7"), ["42"], {}),
         # Calls of a turn run in order and are answered in one message.
-        (["remember", "slow_echo"], {}, [IN_ORDER], [result("1", "b", "2")], THREE),
+        (IN_ORDER, ["1", "b", "2"], {}),
         # Text is shown as it is, and other results as JSON.
-        (["echo"], {}, [call("echo", text="ä")], [result("ä")], once("echo")),
-        (["structure"], {}, [call("structure", size=1)], [result('{"größe": 1, "list": [null, true]}')],
-         once("structure")),
-        (["nothing"], {}, [call("nothing")], [result("null")], once("nothing")),
-        (["decorated"], {}, [call("decorated", number=2)], [result("4")], once("decorated")),
-        (["thread_name"], {}, [call("thread_name")], [result("limited call")], once("thread_name")),
+        (call("echo", text="ä"), ["ä"], {}),
+        (call("structure", size=1), ['{"größe": 1, "list": [null, true]}'], {}),
+        (call("nothing"), ["null"], {}),
+        (call("decorated", number=2), ["4"], {}),
+        (call("thread_name"), ["limited call"], {}),
         # A call past its limit is given up.
-        *(
-            ([name], SHORTER, [call(name)], [result(f"Error: {name} did not end within 0.02 s")], once(name, **LATE))
-            for name in ("hang", "stubborn")
-        ),
+        *((call(name), [f"Error: {name} did not end within 0.02 s"], LATE) for name in ("hang", "stubborn")),
         # Too many calls in a turn are not run.
-        (["remember"], {}, [REMEMBER * 19],
-         [result(*map(str, range(1, 17)), "Error: 3 more calls were not run; a turn may have 16")], TOO_MANY),
+        (REMEMBER * 19, [*map(str, range(1, 17)), "Error: 3 more calls were not run; a turn may have 16"], NOT_RUN),
         # A long result is cut in the middle and says so.
-        (["echo"], {}, [call("echo", text="a" * 4096 + "m" * 16 + "z" * 4096)],
-         [result(f"{'a' * 4096}\n... [16 characters left out] ...\n{'z' * 4096}")], once("echo", tool_results_cut=1)),
+        (call("echo", text=LONG), [LONG.replace("m" * 16, "\n... [16 characters left out] ...\n")],
+         {"tool_results_cut": 1}),
     ],
 )  # fmt: skip
-def test_calls_are_answered_and_counted(names, settings, contents, answers, counts):
-    assert play(opened(*names, **settings), *contents) == (answers, counts)
+def test_calls_are_answered_and_counted(turn, answer, counts):
+    names = re.findall(r'"name": "(\w+)"', turn)
+    made = opened(*dict.fromkeys(names), **({"timeout_s": 0.02} if counts is LATE else {}))
+    by_name = {f"tool_calls/{name}": min(names.count(name), 16) for name in names}
+    # A turn without a call ends the episode.
+    assert play(made, turn, "42.") == ([result(*answer), None], {"tool_calls": len(names), **by_name, **counts})
 
 
 @pytest.mark.parametrize(
@@ -132,8 +118,8 @@ def test_calls_are_answered_and_counted(names, settings, contents, answers, coun
         (call("echo", text=1), "wrong_arguments", "`text`: Input should be a valid string"),
         (call("echo", text="a", state=1), "wrong_arguments", "unknown argument `state`"),
         (call("nothing", a=1), "wrong_arguments", "it takes no arguments"),
-        (call("refuse", reason="why"), "raised", "LookupError: why"),
-        (call("refuse", reason="x" * 5000), "raised", "LookupError: xxx"),
+        (call("refuse"), "raised", "LookupError: why"),
+        (call("refuse_at_length"), "raised", "LookupError: xxx"),
         (call("refuse_later"), "raised", "LookupError: later"),
         (call("leave"), "raised", "SystemExit: 3"),
         (call("cancel_itself"), "raised", "CancelledError"),
@@ -141,7 +127,8 @@ def test_calls_are_answered_and_counted(names, settings, contents, answers, coun
     ],
 )
 def test_a_failed_call_is_told_to_the_policy_and_counted_by_its_kind(turn, kind, words):
-    made = opened("echo", "refuse", "nothing", "refuse_later", "leave", "cancel_itself", "explain")
+    raising = ("refuse", "refuse_at_length", "refuse_later", "leave", "cancel_itself", "explain")
+    made = opened("echo", *raising, "nothing")
     answers, counts = play(made, turn, call("echo", text="again"))
     assert ("Error: " in answers[0]) != ("explain" in turn)
     assert words in answers[0] and len(answers[0]) < 700
@@ -158,11 +145,11 @@ def test_a_fault_of_a_tool_or_of_what_it_depends_on_is_no_answer_to_the_policy()
         with pytest.raises(LuffyError, match=fault):
             play(opened(name), call(name))
 
-    async def fails():
+    async def no_sandbox():
         raise LuffyError("no sandbox here")
 
     with pytest.raises(LuffyError, match="no sandbox here"):
-        play(python(fails), call("python", code="1"))
+        play(python(no_sandbox), call("python", code="1"))
 
 
 def test_a_slow_tool_does_not_hold_up_other_episodes():
@@ -179,10 +166,10 @@ def test_a_slow_tool_does_not_hold_up_other_episodes():
 
 
 def test_calls_that_never_end_do_not_pile_up_nor_keep_the_process():
-    made = opened("hang", **SHORT)
+    made, hangs = opened("hang", timeout_s=0.05), call("hang")
 
     async def flood():
-        return await asyncio.gather(*(turns(made(), call("hang")) for _ in range(MOST_HANGING)))
+        return await asyncio.gather(*(turns(made(), hangs) for _ in range(MOST_HANGING)))
 
     asyncio.run(flood())
     assert len(hanging_threads()) == MOST_HANGING
@@ -202,7 +189,7 @@ def test_a_cancelled_episode_is_closed_and_its_call_given_up():
         await environment.reset(PROBLEM)
         await environment.respond([Message("assistant", REMEMBER)])
         waiting = asyncio.create_task(environment.respond([Message("assistant", call("hang"))]))
-        await asyncio.sleep(SHORT["timeout_s"])
+        await asyncio.sleep(0.05)
         waiting.cancel()
         with pytest.raises(asyncio.CancelledError):
             await waiting
@@ -228,34 +215,17 @@ def test_each_episode_has_its_own_state_and_what_tools_opened_is_closed_in_rever
         environment._state.on_close(print)
 
 
-# ---- the tool `python`: a session an episode ----
-
-
-@dataclass(frozen=True)
-class Result:
-    output: str
-    status: ExecutionStatus = ExecutionStatus.OK
-    session_is_over: bool = False
-
-
-class TrustedSession:
-    """Runs the test's own code here, with the interface of a sandbox's session."""
+class ScriptedSession:
+    """Answers with the code and the number of its call; the codes `raise` and `exit` end so."""
 
     def __init__(self):
-        self.names = {}
-        self.is_closed = False
+        self.num_calls, self.is_closed = 0, False
 
     async def run(self, code):
         await asyncio.sleep(0.01)  # longer than the limit of other tools
-        printed = io.StringIO()
-        try:
-            with contextlib.redirect_stdout(printed):
-                exec(code, self.names)
-        except SystemExit:
-            return Result(printed.getvalue() + "[ended]\n", ExecutionStatus.KILLED, session_is_over=True)
-        except Exception as error:
-            return Result(f"{printed.getvalue()}{type(error).__name__}: {error}\n", ExecutionStatus.RAISED)
-        return Result(printed.getvalue())
+        self.num_calls += 1
+        status = {"raise": ExecutionStatus.RAISED, "exit": ExecutionStatus.KILLED}.get(code, ExecutionStatus.OK)
+        return ExecutionResult(f"{code} {self.num_calls}\n", status, session_is_over=code == "exit", wall_s=0.01)
 
     async def close(self):
         self.is_closed = True
@@ -268,80 +238,61 @@ def python(open_session):
     return lambda: ToolEpisode(config, {"python": tool}, ToolRunner())
 
 
-@pytest.mark.parametrize(
-    ("codes", "outputs", "num_sessions", "errors"),
-    [
-        (("x = 6", "print(x * 7)"), ("", "42"), 1, {}),
-        (("print('a'); 1 / 0", "print('b')"), ("a\nZeroDivisionError: division by zero", "b"), 1, {"raised": 1}),
-        (("x = 1", "raise SystemExit", "print('x' in globals())"), ("", "[ended]", "False"), 2, {"raised": 1}),
-        ((), (), 0, {}),
-    ],
-    ids=["names are kept", "a traceback", "an interpreter that has ended is replaced", "none without a call"],
-)
-def test_code_runs_in_a_session_that_is_opened_late_and_closed_with_the_episode(codes, outputs, num_sessions, errors):
-    sessions = []
-
+def test_code_runs_in_a_session_that_is_opened_late_and_closed_with_the_episode():
     async def open_session():
-        sessions.append(TrustedSession())
+        sessions.append(ScriptedSession())
         return sessions[-1]
 
-    answers, counts = play(python(open_session), *(call("python", code=code) for code in codes))
-    assert answers == list(map(result, outputs))
-    assert [session.is_closed for session in sessions] == [True] * num_sessions
-    assert counts.get("tool_calls", 0) == len(codes)
-    assert {name: counts[f"tool_errors/{name}"] for name in errors} == errors
+    for (*codes,), outputs, num_sessions, raised in (
+        (("a", "b"), ("a 1", "b 2"), 1, 0),
+        (("raise", "b"), ("raise 1", "b 2"), 1, 1),
+        (("a", "exit", "b"), ("a 1", "exit 2", "b 1"), 2, 1),  # one that has ended is replaced
+        ((), (), 0, 0),
+    ):
+        sessions = []
+        answers, counts = play(python(open_session), *(call("python", code=code) for code in codes))
+        assert answers == list(map(result, outputs)), codes
+        assert [session.is_closed for session in sessions] == [True] * num_sessions, codes
+        assert (counts.get("tool_calls", 0), counts.get("tool_errors/raised", 0)) == (len(codes), raised), codes
 
 
 def test_episodes_have_interpreters_of_their_own_in_every_event_loop():
     require_bubblewrap()
-    config = tools("python", timeout_s=0.001)
-    schema = tool_of(python_tool(TrustedSession)).schema["function"]
+    config = ToolsEnvironment(kind="tools", tools=("python",), timeout_s=0.001)
+    schema = tool_of(python_tool(ScriptedSession)).schema["function"]
     assert schema["name"] == "python" and list(schema["parameters"]["properties"]) == ["code"]
     assert '"name": "python"' in instructions_of(config)
     make = open_environment(config)
-    stores, asks = (
-        [call("python", code=code) for code in codes] for codes in (("x = 6", "x * 7"), ("'x' in globals()",))
-    )
+    stores, asks = [call("python", code="x = 6"), call("python", code="x * 7")], call("python", code="'x' in globals()")
 
     async def both():
-        return await asyncio.gather(turns(make(), *stores), turns(make(), *asks))
+        return await asyncio.gather(turns(make(), *stores), turns(make(), asks))
 
     for _ in range(2):
         assert asyncio.run(both()) == [[result(""), result("42")], [result("False")]]
-
-
-# ---- demonstrations of the shipped tasks, played again: the environment answers as their teacher recorded ----
 
 
 def games(**settings):
     return list(open_source(GuessNumberSource(kind="guess_number", num_prompts=60, **settings), "train", 3).rows())
 
 
-def as_recorded(config, prompts):
-    """Whether the environment answers every turn of the prompts' demonstrations with the recorded messages."""
+def assert_answers_as_recorded(experiment, prompts):
+    """The experiment's environment answers every turn of the demonstrations with the recorded messages."""
+    make = open_environment(load_experiment(CONFIGS / experiment).environment)
 
     async def play(prompt, trace):
-        environment, said = open_environment(config)(), list(prompt.messages)
+        environment = make()
         await environment.reset(problem_of(prompt))
         for place, turn in enumerate(trace.turns):
             if turn.role == "assistant":
-                said.append(turn)
-                answers = await environment.respond(said)
-                recorded = tuple(itertools.takewhile(lambda each: each.role != "assistant", trace.turns[place + 1 :]))
-                if recorded and tuple(answers) != recorded:
-                    return False
-            else:
-                said.append(turn)
-        return True
+                answers = await environment.respond([*prompt.messages, *trace.turns[: place + 1]])
+                recorded = trace.turns[place + 1 :]
+                assert recorded[: len(answers or ())] == tuple(answers or ())
+                assert [turn.role for turn in recorded[len(answers or ()) :]][:1] in (["assistant"], [])
 
-    async def play_all():
-        return [await play(prompt, trace) for prompt in prompts for trace in prompt.traces]
-
-    return all(asyncio.run(play_all()))
-
-
-def shipped(experiment):
-    return load_experiment(CONFIGS / experiment).environment
+    for prompt in prompts:
+        for trace in prompt.traces:
+            asyncio.run(play(prompt, trace))
 
 
 def test_the_calculator_answers_what_the_teacher_recorded():
@@ -350,7 +301,7 @@ def test_the_calculator_answers_what_the_teacher_recorded():
     source = ArithmeticSource(kind="arithmetic", **settings)
     prompts = [prompt for prompt in open_source(source, "train", 3).rows() if prompt.traces[0].turns]
     assert len(prompts) > 30
-    assert as_recorded(shipped("tools.yaml"), prompts)
+    assert_answers_as_recorded("tools.yaml", prompts)
     for prompt in prompts:
         assert prompt.traces[0].reply.endswith(rf"\boxed{{{prompt.ground_truth}}}")
         num_products = prompt.messages[0].content.count("*")
@@ -358,7 +309,7 @@ def test_the_calculator_answers_what_the_teacher_recorded():
 
 
 def test_the_game_answers_what_the_player_recorded_who_finds_every_number_in_six_guesses():
-    assert as_recorded(shipped("guess_number.yaml"), games())
+    assert_answers_as_recorded("guess_number.yaml", games())
     assert all(prompt.traces[0].reply == prompt.ground_truth for prompt in games())
     for player, share in (("bisecting", 1.0), ("random", 0.4)):
         found = [prompt.traces[0].reply == prompt.ground_truth for prompt in games(player=player, max_turns=6)]

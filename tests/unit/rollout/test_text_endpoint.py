@@ -1,23 +1,26 @@
 """`TextEndpoint`, whose answers are saved, against small HTTP servers that answer as OpenAI's protocol wants it, or as
-some servers do."""
+some servers do; what it and the scorer of served teachers make of servers that fail."""
 
 import email.utils
 import itertools
 import threading
 import time
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from contextlib import ExitStack, closing
+from dataclasses import dataclass
+from typing import Any
 
 import pytest
 from support.patience import PATIENCE_S
 from support.refusals import refused
-from synthetic.endpoint import CHAT, TEXT, Endpoint, Reply, by_seed, completion, refusal, text_completion
+from synthetic.endpoint import CHAT, TEXT, Reply, by_seed, completion, refusal, text_completion
 from synthetic.settings import SMOKE
+from synthetic.vllm_server import SCORING_PATHS, scoring
 
 from luffy.config import load_experiment
 from luffy.config.execution import ServerConfig
 from luffy.config.model import EndpointModel
-from luffy.errors import ConfigError, LostError
+from luffy.errors import ClusterError, ConfigError, LostError
+from luffy.rl.teaching import ScoreRequest, ServedScorer
 from luffy.rollout.engine import SamplingParams
 from luffy.rollout.text_endpoint import TextCompletion, TextEndpoint, TextRequest
 from luffy.stages.answers.paid import PaidEndpoint
@@ -26,59 +29,46 @@ from luffy.types import FinishReason, Message
 
 PARAMS = SamplingParams(0.7, max_response_tokens=8, stop_token_ids=(), top_p=0.9, stop=("</answer>",))
 KEY = "sk-hunter2"
-MOVED = Reply(308, b"<html>", {"Location": "https://new/v1"})
 
 
 @pytest.fixture(autouse=True)
-def key(monkeypatch: pytest.MonkeyPatch) -> None:
+def key(monkeypatch):
     monkeypatch.setenv("OPENAI_API_KEY", KEY)
 
 
 @pytest.fixture
-def connect(tmp_path: Path) -> Iterator[Callable[..., PaidEndpoint]]:
-    opened: list[TextEndpoint] = []
-
-    def open_one(
-        *served: Endpoint,
-        paths: tuple[str, ...] = ("/chat/completions",),
-        request: dict | None = None,
-        **config: object,
-    ) -> PaidEndpoint:
-        servers = ServerConfig(urls=tuple(each.url for each in served), **config)  # type: ignore[arg-type]
-        model = EndpointModel(name="gpt-x", request=request or {})
-        opened.append(TextEndpoint.connect(model, servers, paths))
-        return PaidEndpoint(opened[-1], AnswerStore(tmp_path / "paid_answers.jsonl"))
-
-    yield open_one
-    for endpoint in opened:
-        endpoint.close()
+def opened():
+    """Closes at the end what it is given."""
+    with ExitStack() as stack:
+        yield lambda client: stack.enter_context(closing(client))
 
 
-def chats(count: int) -> list[TextRequest]:
+@pytest.fixture
+def connect(tmp_path, opened):
+    def open_one(*served, paths=("/chat/completions",), request=None, **config):
+        servers = ServerConfig(urls=tuple(each.url for each in served), **config)
+        endpoint = opened(TextEndpoint.connect(EndpointModel(name="gpt-x", request=request or {}), servers, paths))
+        return PaidEndpoint(endpoint, AnswerStore(tmp_path / "paid_answers.jsonl"))
+
+    return open_one
+
+
+def chats(count):
     return [TextRequest((Message("system", "Think."), Message("user", f"{i} + 1?")), 2**40 + i) for i in range(count)]
-
-
-def one(endpoint: PaidEndpoint, params: SamplingParams = PARAMS) -> TextCompletion:
-    return endpoint.generate(chats(1), params)[0]
 
 
 def test_a_chat_is_asked_with_all_that_the_protocol_says(serve, connect):
     served = serve(key=KEY)
-    one(connect(served, request={"reasoning_effort": "low"}))
+    connect(served, request={"reasoning_effort": "low"}).generate(chats(1), PARAMS)
     expected = {
-        "model": "gpt-x",
         "messages": [{"role": "system", "content": "Think."}, {"role": "user", "content": "0 + 1?"}],
-        "max_tokens": 8,
-        "temperature": 0.7,
-        "top_p": 0.9,
-        "seed": 2**40 % 2**31,
-        "stop": ["</answer>"],
-        "reasoning_effort": "low",
-    }
+        "model": "gpt-x", "max_tokens": 8, "temperature": 0.7, "top_p": 0.9, "seed": 2**40 % 2**31,
+        "stop": ["</answer>"], "reasoning_effort": "low",
+    }  # fmt: skip
     assert served.asked == [(CHAT, expected)]
 
 
-def test_a_text_is_continued(serve: Callable[..., Endpoint], connect: Callable[..., PaidEndpoint]) -> None:
+def test_a_text_is_continued(serve, connect):
     served = serve(lambda path, body: text_completion(f"{path} {body['prompt']}", "length"))
     endpoint = connect(served, paths=("/completions",), request={"seed": None})
     assert endpoint.generate([TextRequest("1 + 1 =", 3)], PARAMS) == [
@@ -88,10 +78,10 @@ def test_a_text_is_continued(serve: Callable[..., Endpoint], connect: Callable[.
 
 
 def test_completions_come_in_the_order_of_the_requests_from_all_servers(serve, connect):
-    def in_a_pair() -> Callable[[str, dict], Reply]:
+    def in_a_pair():
         both_are_here, numbers = threading.Barrier(2, timeout=PATIENCE_S), itertools.count()
 
-        def answer(path: str, body: dict) -> Reply:
+        def answer(path, body):
             if next(numbers) < 2:  # later requests may come alone
                 both_are_here.wait()
             return completion(body["messages"][1]["content"])
@@ -105,9 +95,8 @@ def test_completions_come_in_the_order_of_the_requests_from_all_servers(serve, c
     assert {each.most_at_once for each in servers} == {2}
 
 
-@pytest.mark.parametrize(
-    ("message", "finish_reason", "text"),
-    [
+def test_reasoning_stands_before_the_answer_as_models_write_it(serve, connect):
+    cases = (
         ({"content": "2", "reasoning_content": "1 + 1"}, "stop", "<think>\n1 + 1\n</think>\n\n2"),
         ({"content": "2", "reasoning": "1 + 1"}, "eos", "<think>\n1 + 1\n</think>\n\n2"),
         ({"content": None, "reasoning_content": "\\boxed{2}"}, "length", "<think>\n\\boxed{2}"),
@@ -116,58 +105,48 @@ def test_completions_come_in_the_order_of_the_requests_from_all_servers(serve, c
         ({"content": "<think>1</think>2", "reasoning_content": None}, "stop", "<think>1</think>2"),
         ({"content": None}, "content_filter", ""),
         ({"content": "a \ud800"}, "eos_token", "a ?"),
-    ],
-)
-def test_reasoning_stands_before_the_answer_as_models_write_it(serve, connect, message, finish_reason, text):
-    found = one(connect(serve(lambda path, body: completion("", finish_reason, **message))))
-    assert (found.text, found.finish_reason is FinishReason.LENGTH) == (text, "length" in finish_reason)
+    )
+
+    def answer(path, body):
+        message, finish_reason, _ = cases[int(body["messages"][1]["content"][0])]
+        return completion("", finish_reason, **message)
+
+    found = connect(serve(answer)).generate(chats(len(cases)), PARAMS)
+    assert [each.text for each in found] == [text for *_, text in cases]
+    ended = [each.finish_reason is FinishReason.LENGTH for each in found]
+    assert ended == ["length" in finish_reason for _, finish_reason, _ in cases]
 
 
-@pytest.mark.parametrize(
-    ("said", "choice", "text"),
-    [
+def test_a_stop_text_that_the_server_cut_off_belongs_to_the_response(serve, connect):
+    cases = (
         ("<answer>2", {"stop_reason": "</answer>"}, "<answer>2</answer>"),
         ("<answer>2</answer>", {"matched_stop": "</answer>"}, "<answer>2</answer>"),
         ("<answer>2", {}, "<answer>2</answer>"),
         ("2", {}, "2"),
         ("<answer>2", {"finish_reason": "length"}, "<answer>2"),
         # A tag that the model left open is not closed for it; a text that is null is empty.
-        *(
-            ("<answer>2", choice, "<answer>2")
-            for choice in ({"stop_reason": None}, {"matched_stop": 151645}, {"finish_reason": "content_filter"})
-        ),
+        ("<answer>2", {"stop_reason": None}, "<answer>2"),
+        ("<answer>2", {"matched_stop": 151645}, "<answer>2"),
+        ("<answer>2", {"finish_reason": "content_filter"}, "<answer>2"),
         (None, {}, ""),
-    ],
-)
-def test_a_stop_text_that_the_server_cut_off_belongs_to_the_response(serve, connect, said, choice, text):
-    endpoint = connect(serve(lambda path, body: text_completion(said, **choice)), paths=("/completions",))
-    assert endpoint.generate([TextRequest("2", 3)], PARAMS)[0].text == text
+    )
+
+    def answer(path, body):
+        said, choice, _ = cases[int(body["prompt"])]
+        return text_completion(said, **choice)
+
+    requests = [TextRequest(str(place), 3) for place in range(len(cases))]
+    found = connect(serve(answer), paths=("/completions",), concurrency=1).generate(requests, PARAMS)
+    assert [each.text for each in found] == [text for *_, text in cases]
 
 
 def test_a_server_that_says_when_is_not_asked_before(serve, connect):
     replies = [refusal(429, "slow down", Retry_After=email.utils.formatdate(time.time() + 2, usegmt=True))]
     served = serve(lambda path, body: replies.pop() if replies else by_seed(path, body))
     began = time.monotonic()
-    one(connect(served))
+    connect(served).generate(chats(1), PARAMS)
     assert time.monotonic() - began > 0.9
     assert len(served.asked) == 2
-
-
-@pytest.mark.parametrize(
-    ("reply", "message"),
-    [
-        (refusal(402, "no credit"), r"refuses the request: status 402: no credit$"),
-        (MOVED, r"status 308: the server redirects to https://new/v1; correct execution.server.urls$"),
-        (refusal(401, f"wrong key {KEY}"), r"wrong key \*\*\*: the API key .* OPENAI_API_KEY .*holds a rejected key$"),
-    ],
-)
-def test_what_cannot_pass_is_one_line_and_not_tried_again(serve, connect, reply, message):
-    served = serve(lambda path, body: reply)
-    with pytest.raises(ConfigError, match=message) as caught:
-        one(connect(served))
-    assert "\n" not in str(caught.value)
-    assert KEY not in str(caught.value)
-    assert len(served.asked) == 1
 
 
 def test_a_complaint_is_shown_without_the_prompt_that_it_quotes(serve, connect):
@@ -180,7 +159,7 @@ def test_a_complaint_is_shown_without_the_prompt_that_it_quotes(serve, connect):
 
 
 def test_a_model_that_wants_the_limit_under_its_other_name_gets_it(serve, connect):
-    def reasoning_model(path: str, body: dict) -> Reply:
+    def reasoning_model(path, body):
         if "max_tokens" in body:
             return refusal(400, "Unsupported parameter: 'max_tokens'. Use 'max_completion_tokens' instead.")
         return by_seed(path, body)
@@ -188,23 +167,8 @@ def test_a_model_that_wants_the_limit_under_its_other_name_gets_it(serve, connec
     served = serve(reasoning_model)
     endpoint = connect(served, concurrency=1)
     endpoint.generate(chats(4), PARAMS)
-    assert [("max_tokens" in body, body.get("max_completion_tokens")) for _, body in served.asked] == [
-        (True, None), *[(False, 8)] * 4,
-    ]  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    "body",
-    [
-        b"[" * 200_000,
-        b'{"choices":' * 200_000,
-        {"choices": [{"text": "a", "finish_reason": "stop"}]},
-        completion("", "abort").body,
-    ],
-)
-def test_what_is_no_completion_is_refused(serve, connect, body):
-    with pytest.raises(LostError, match=r"the response has no text|unexpected finish_reason 'abort'"):
-        one(connect(serve(lambda path, asked: Reply(body=body))))
+    limits = [(body.get("max_tokens"), body.get("max_completion_tokens")) for _, body in served.asked]
+    assert limits == [(8, None), *[(None, 8)] * 4]
 
 
 def test_an_endpoint_without_a_path_or_at_another_place_is_refused_before_anything_is_asked(serve, connect):
@@ -220,18 +184,17 @@ def test_an_endpoint_without_a_path_or_at_another_place_is_refused_before_anythi
 def test_what_is_under_way_when_another_fails_is_kept_and_nothing_more_is_asked(serve, connect, tmp_path, monkeypatch):
     has_read_the_refusal, read = threading.Event(), TextEndpoint._refusal
 
-    def read_refusal(*arguments: object) -> ConfigError:
+    def read_refusal(*arguments):
         has_read_the_refusal.set()
-        return read(*arguments)  # type: ignore[arg-type]
+        return read(*arguments)
 
-    def one_bad(path: str, body: dict) -> Reply:
+    def one_bad(path, body):
         if body["messages"][1]["content"] == "1 + 1?":
             return refusal(400, "no")
         assert has_read_the_refusal.wait(PATIENCE_S)
         return by_seed(path, body)
 
     monkeypatch.setattr(TextEndpoint, "_refusal", read_refusal)
-
     served = serve(one_bad)
     with pytest.raises(ConfigError, match="status 400: no"):
         connect(served, concurrency=3).generate(chats(9), PARAMS)
@@ -248,15 +211,153 @@ def test_answers_belong_to_a_request_and_its_draw(serve, connect):
     assert len(served.asked) == 3
 
 
-@pytest.mark.parametrize("url", ["localhost:8000", "http://", "http://a:b", "http://a:1/?x", "ftp://a", "http://k@a"])
-def test_a_url_that_cannot_be_right_is_refused(url: str) -> None:
-    with refused("execution.server.urls", "http://host:8000", error=ConfigError):
-        load_experiment(SMOKE, ["evaluation.engine=openai", f"execution.server.urls=['{url}']"])
-
-
-def test_urls_are_those_of_different_servers_with_or_without_what_openai_puts_below_them() -> None:
+def test_urls_are_those_of_different_servers_with_or_without_what_openai_puts_below_them_or_refused():
     given = ("http://a:1/", "https://a/x/v1/", "http://[::1]:8000/v1", "http://b", "https://c/openai")
     config = ServerConfig(urls=given)
     assert config.roots == ("http://a:1", "https://a/x", "http://[::1]:8000", "http://b", "https://c/openai")
-    *v1, other = config.api_roots
-    assert (v1, other) == ([f"{root}/v1" for root in config.roots[:4]], "https://c/openai")
+    assert config.api_roots == (*(f"{root}/v1" for root in config.roots[:4]), "https://c/openai")
+    for url in ("localhost:8000", "http://", "http://a:b", "http://a:1/?x", "ftp://a", "http://k@a"):
+        with refused("execution.server.urls", "http://host:8000", error=ConfigError):
+            load_experiment(SMOKE, ["evaluation.engine=openai", f"execution.server.urls=['{url}']"])
+
+
+# ---- servers that fail, for two clients ----
+
+
+@dataclass(frozen=True)
+class Client:
+    setting: str
+    """The section of the configuration that errors name."""
+    path: str
+    """Of its requests."""
+    paths: tuple[str, ...]
+    good: Any
+    connect: Any
+    ask: Any
+
+
+TEACHER = "execution.rl_teachers.big"
+CLIENTS = {
+    "texts": Client(
+        "execution.server", CHAT, (CHAT,), by_seed,
+        lambda config: TextEndpoint.connect(EndpointModel(name="gpt-x"), config, ["/chat/completions"]),
+        lambda endpoint: endpoint.run(endpoint.complete(TextRequest((), 1), PARAMS)),
+    ),
+    "scores": Client(
+        TEACHER, TEXT, SCORING_PATHS, scoring,
+        lambda config: ServedScorer.connect(config, "big", longest=8, known={}, setting=TEACHER),
+        lambda scorer: scorer.score([ScoreRequest((5, 9), 1)]),
+    ),
+}  # fmt: skip
+EACH = pytest.mark.parametrize("client", CLIENTS.values(), ids=CLIENTS)
+
+
+@pytest.fixture
+def pair(client, serve, opened):
+    """A server that answers well, and a function that connects the client to it."""
+    served = serve(client.good, client.paths, KEY)
+    return served, lambda **config: opened(client.connect(ServerConfig(urls=(served.url,), **config)))
+
+
+def says(served, *replies):
+    """Have the server answer with these, the last one for good; a function is called, and asked if it takes that."""
+    left = list(replies)
+    served.asked.clear()
+
+    def answer(path, body):
+        said = left.pop(0) if len(left) > 1 else left[0]
+        return said(path, body) if callable(said) else said
+
+    served.answer = answer
+
+
+NO_TEXT = ((LostError, "has no text"), (ClusterError, "has no log-probability for every token"))
+MOVED = Reply(308, b"<html>", {"Location": "https://new/v1"})
+
+
+@EACH
+@pytest.mark.parametrize(
+    ("reply", "attempts", "of_texts", "of_scores"),
+    [
+        # What may pass later is tried again, and is worth another run of the stage.
+        (refusal(500, "engine\n dead"), 3, *[(LostError, "status 500: engine dead")] * 2),
+        (None, 3, *[(LostError, "no answer (")] * 2),
+        (refusal(200, "upstream failed"), 3, *[(LostError, "upstream failed")] * 2),
+        (refusal(429, "daily limit", Retry_After="86400"), 1,
+         *[(LostError, "429: daily limit (Retry-After: 86400)")] * 2),
+        # What cannot pass is not.
+        (refusal(400, f"too\n long {KEY}"), 1,
+         (ConfigError, "the model 'gpt-x' refuses the request: status 400: too long ***"),
+         (ClusterError, "status 400: too long ***")),
+        (refusal(402, "no credit"), 1, (ConfigError, "refuses the request: status 402: no credit"),
+         (ClusterError, "status 402: no credit")),
+        (refusal(401, f"wrong key {KEY}"), 1,
+         (ConfigError, "wrong key ***: the API key is read from the environment variable OPENAI_API_KEY"),
+         (ClusterError, "wrong key ***")),
+        (MOVED, 1, (ConfigError, "the server redirects to https://new/v1; correct execution.server.urls"),
+         (ClusterError, "the server redirects to https://new/v1")),
+        (Reply(404, b"?"), 1, (ConfigError, "status 404: ?: no model 'gpt-x' there"), (ClusterError, "status 404")),
+        (completion("", "abort"), 1, (LostError, "unexpected finish_reason 'abort'"), NO_TEXT[1]),
+        *((Reply(body=body), 1, *NO_TEXT) for body in (
+            b"<html>", {"choices": []}, b"[" * 200_000, b'{"choices":' * 200_000,
+            {"choices": [{"text": "a", "finish_reason": "stop"}]},
+        )),
+    ],
+)  # fmt: skip
+def test_a_failure_is_one_line_that_names_the_server_and_its_words(client, pair, reply, attempts, of_texts, of_scores):
+    (served, connect), (kind, words) = pair, of_texts if client.setting == "execution.server" else of_scores
+    connected = connect(max_retries=2)
+    says(served, reply)
+    with pytest.raises(kind) as caught:
+        client.ask(connected)
+    assert isinstance(caught.value, LostError) == (kind is LostError)
+    line = str(caught.value)
+    assert words in line and line.startswith(served.url) and "\n" not in line and KEY not in line
+    assert [path for path, _ in served.asked] == [client.path] * attempts
+
+
+TROUBLES = {
+    "5xx": [refusal(503, "overloaded")] * 2,
+    "429": [refusal(429, "slow down", Retry_After="0")] * 2,
+    "hangs up": [None, refusal(408, "too slow")],
+    "200 with an error": [refusal(200, "upstream failed")] * 2,
+}
+
+
+@EACH
+@pytest.mark.parametrize("trouble", TROUBLES.values(), ids=TROUBLES)
+def test_what_passes_is_tried_again(client, pair, trouble):
+    served, connect = pair
+    connected = connect(max_retries=2)
+    before = client.ask(connected)
+    says(served, *trouble, client.good)
+    assert client.ask(connected) == before
+    assert [path for path, _ in served.asked] == [client.path] * 3
+
+
+@EACH
+def test_silence_is_asked_again_and_a_server_that_cannot_be_used_refused_before_anything_is(client, pair, monkeypatch):
+    (served, connect), forever = pair, threading.Event()
+
+    def silent(path, body):
+        return Reply(body={"waited": forever.wait(PATIENCE_S)})
+
+    connected = connect(request_timeout_s=4.0)
+    says(served, silent, client.good)
+    assert client.ask(connected) and len(served.asked) == 2
+    variable = f"{client.setting}.api_key_variable"
+    with refused("UNSET_KEY", variable, "not set", error=ConfigError):
+        connect(api_key_variable="UNSET_KEY")
+    wrong = dict.fromkeys(("sk hunter2", "sk-hunter2\r", "sk-hünter2"), "holds no API key")
+    for key, words in {"sk-wrong": "which holds a", **wrong}.items():
+        monkeypatch.setenv("OTHER_KEY", key)
+        with pytest.raises(ConfigError, match=rf"OTHER_KEY \({variable}\).* {words}") as caught:
+            connect(api_key_variable="OTHER_KEY")
+        assert "nter2" not in str(caught.value) and "sk-wrong" not in str(caught.value)
+    served._reply = lambda path, body, key: silent(path, body)
+    with refused(f"{client.setting}.urls: {served.url}", "within 0.2 s", error=ConfigError):
+        connect(request_timeout_s=0.2)
+    forever.set()
+    served.close()
+    with refused(f"{client.setting}.urls: {served.url}", "no answer (", error=ConfigError):
+        connect()

@@ -1,8 +1,7 @@
-"""The embedded engine: what it samples, alone and in batches, and its cache beside transformers' own."""
+"""The embedded engine: what it samples, alone and in batches, its cache beside transformers' own, and stop texts."""
 
 import dataclasses
 import math
-from pathlib import Path
 
 import pytest
 import torch
@@ -10,14 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from reference.attention_case import CONFIGS, model_of
 from reference.gradient_case import VOCABULARY, tiny_model
-from reference.rows import evaluate
 from synthetic.arithmetic import tiny_tokenizer
-from synthetic.trajectories import row_of
 from transformers import DynamicCache, Qwen2Config, Qwen2ForCausalLM
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 from luffy.rollout import transformers_engine
-from luffy.rollout.engine import RolloutRequest, SamplingParams
+from luffy.rollout.engine import Completion, RolloutRequest, SamplingParams, StopTexts
 from luffy.rollout.transformers_engine import RoomyLayer, TransformersEngine, roomy_cache
 from luffy.types import FinishReason
 
@@ -25,27 +22,15 @@ STOP = 4
 PROMPTS = ((1, 2, 3), (5,), (7, 8, 9, 10, 11, 12), (3, 3))
 
 
-def _requests(count: int = 24) -> list[RolloutRequest]:
+def _requests(count=24):
     return [RolloutRequest(PROMPTS[i % len(PROMPTS)], seed=i) for i in range(count)]
 
 
-def _params(temperature: float = 1.0) -> SamplingParams:
+def _params(temperature=1.0):
     return SamplingParams(temperature, max_response_tokens=20, stop_token_ids=(STOP,))
 
 
-@pytest.mark.parametrize("temperature", [0.7, 1.0])
-def test_logprobs_are_those_of_the_distribution_that_was_drawn_from(temperature: float) -> None:
-    model = tiny_model().eval()
-    requests = _requests(8)
-    completions = TransformersEngine(model, batch_size=64).generate(requests, _params(temperature))
-    scaled = tiny_model().eval()
-    scaled.lm_head.weight.data /= temperature
-    for request, completion in zip(requests, completions, strict=True):
-        row = row_of(ids=completion.token_ids, prompt_ids=request.prompt_ids)
-        assert evaluate(scaled, row)[0].tolist() == pytest.approx(completion.logprobs, abs=1e-5)
-
-
-def test_greedy_equals_transformers_own_generate() -> None:
+def test_greedy_equals_transformers_own_generate():
     model = tiny_model().eval()
     (completion,) = TransformersEngine(model, 4).generate([RolloutRequest((1, 2, 3), seed=0)], _params(0.0))
     expected = model.generate(
@@ -55,7 +40,7 @@ def test_greedy_equals_transformers_own_generate() -> None:
 
 
 @pytest.mark.parametrize(("temperature", "top_p"), [(1.0, 1.0), (0.7, 0.5)])
-def test_draws_and_their_log_probabilities_are_those_of_the_likeliest_tokens(temperature: float, top_p: float) -> None:
+def test_draws_and_their_log_probabilities_are_those_of_the_likeliest_tokens(temperature, top_p):
     model = tiny_model().eval()
     requests = [RolloutRequest((1, 2, 3), seed=i) for i in range(4000)]
     params = SamplingParams(temperature, max_response_tokens=1, stop_token_ids=(), top_p=top_p)
@@ -73,7 +58,7 @@ def test_draws_and_their_log_probabilities_are_those_of_the_likeliest_tokens(tem
         assert completion.logprobs[0] == pytest.approx(math.log(allowed[completion.token_ids[0]]), abs=1e-5)
 
 
-def test_a_token_of_a_large_vocabulary_is_the_one_whose_interval_holds_the_uniform_number() -> None:
+def test_a_token_of_a_large_vocabulary_is_the_one_whose_interval_holds_the_uniform_number():
     model = Qwen2ForCausalLM(Qwen2Config(**{**CONFIGS["qwen2"].to_dict(), "vocab_size": 700})).eval()
     requests, params = [RolloutRequest((1, 2, 3), seed=i) for i in range(2000)], SamplingParams(0.5, 1, ())
     drawn = [one.token_ids[0] for one in TransformersEngine(model, 2000).generate(requests, params)]
@@ -86,7 +71,7 @@ def test_a_token_of_a_large_vocabulary_is_the_one_whose_interval_holds_the_unifo
 
 
 @pytest.mark.parametrize("kind", CONFIGS)
-def test_every_kind_of_model_decodes_as_its_own_forward_pass_does(kind: str) -> None:
+def test_every_kind_of_model_decodes_as_its_own_forward_pass_does(kind):
     """With padding and shared heads; three kinds without calling that pass again after the prompts."""
     model, passes, read = model_of(kind).eval(), [], []
     model.register_forward_pre_hook(lambda *_: passes.append(1))
@@ -104,7 +89,7 @@ def test_every_kind_of_model_decodes_as_its_own_forward_pass_does(kind: str) -> 
 
 
 @pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="needs oneDNN")
-def test_a_cpu_multiplies_by_packed_copies_of_the_weights_as_they_are_now(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cpu_multiplies_by_packed_copies_of_the_weights_as_they_are_now(monkeypatch):
     model = model_of("qwen2").eval()
     linears, seen = [module for module in model.modules() if isinstance(module, torch.nn.Linear)], []
     model.register_forward_pre_hook(lambda *_: seen.append(["forward" in vars(linear) for linear in linears]))
@@ -122,7 +107,7 @@ def test_a_cpu_multiplies_by_packed_copies_of_the_weights_as_they_are_now(monkey
     assert seen == [[False] * len(linears), [True] * len(linears)] * 2
 
 
-def test_a_request_may_have_a_lower_limit_of_its_own_and_a_longer_context_leaves_more_room_for_the_same_draws() -> None:
+def test_a_request_may_have_a_lower_limit_of_its_own_and_a_longer_context_leaves_more_room_for_the_same_draws():
     engine, endless = TransformersEngine(tiny_model().eval(), 4), dataclasses.replace(_params(), stop_token_ids=())
     requests = [dataclasses.replace(request, max_new_tokens=1 + i) for i, request in enumerate(_requests(8))]
     completions = engine.generate(requests, endless)
@@ -134,7 +119,7 @@ def test_a_request_may_have_a_lower_limit_of_its_own_and_a_longer_context_leaves
     assert second.token_ids[:20] == first.token_ids
 
 
-def test_a_prefix_is_continued_and_not_returned() -> None:
+def test_a_prefix_is_continued_and_not_returned():
     engine = TransformersEngine(tiny_model().eval(), 4)
     params = SamplingParams(1.0, max_response_tokens=20, stop_token_ids=())
     (whole,) = engine.generate([RolloutRequest((1, 2, 3, 9, 9), seed=5)], params)
@@ -144,7 +129,7 @@ def test_a_prefix_is_continued_and_not_returned() -> None:
 
 
 @pytest.mark.parametrize("stops", [(), (STOP,)])
-def test_the_limit_is_that_of_the_whole_response_and_draws_do_not_depend_on_the_batch(stops: tuple[int, ...]) -> None:
+def test_the_limit_is_that_of_the_whole_response_and_draws_do_not_depend_on_the_batch(stops):
     model = tiny_model().eval()
     prefixes = [(8,) * length for length in (0, 1, 5, 12, 18, 19)]
     requests = [RolloutRequest(PROMPTS[i % len(PROMPTS)], i, prefix) for i, prefix in enumerate(prefixes)]
@@ -165,7 +150,7 @@ def test_the_limit_is_that_of_the_whole_response_and_draws_do_not_depend_on_the_
     assert any(completion.finish_reason is FinishReason.STOP for completion in alone) == bool(stops)
 
 
-def test_a_stop_text_ends_the_rows_that_say_it_and_no_others(tmp_path: Path) -> None:
+def test_a_stop_text_ends_the_rows_that_say_it_and_no_others(tmp_path):
     tokenizer = tiny_tokenizer()
     tokenizer.save_pretrained(tmp_path)
     model = tiny_model().eval()
@@ -185,13 +170,12 @@ def test_a_stop_text_ends_the_rows_that_say_it_and_no_others(tmp_path: Path) -> 
     assert [completion.token_ids for completion in without] == [completion.token_ids for completion in plain]
 
 
+KEPT = st.lists(st.integers(0, 3), max_size=4, unique=True)
+
+
 @settings(deadline=None, max_examples=40)
-@given(
-    steps=st.lists(
-        st.tuples(st.integers(1, 90), st.lists(st.integers(0, 3), max_size=4, unique=True)), min_size=1, max_size=6
-    )
-)
-def test_it_holds_what_concatenation_holds(steps: list[tuple[int, list[int]]]) -> None:
+@given(steps=st.lists(st.tuples(st.integers(1, 90), KEPT), min_size=1, max_size=6))
+def test_it_holds_what_concatenation_holds(steps):
     """Each step adds some tokens, and may then keep only some rows."""
     plain, roomy, rows = DynamicLayer(), RoomyLayer(), 4
     generator = torch.Generator().manual_seed(0)
@@ -207,14 +191,55 @@ def test_it_holds_what_concatenation_holds(steps: list[tuple[int, list[int]]]) -
         assert roomy.get_seq_length() == plain.get_seq_length() and roomy.keys.shape == plain.keys.shape
 
 
-def test_most_steps_write_in_place() -> None:
+def test_most_steps_write_in_place_and_windowed_layers_keep_their_own_cache():
     layer, places = RoomyLayer(), set()
     for _ in range(130):
         places.add(layer.update(*torch.ones(2, 1, 1, 1, 2))[0].data_ptr())
     assert len(places) == 2
-
-
-def test_windowed_layers_keep_their_own_cache() -> None:
     kinds = [type(layer) for layer in roomy_cache(CONFIGS["qwen2, half windowed"]).layers]
     assert kinds == [RoomyLayer, DynamicSlidingWindowLayer]
     assert isinstance(roomy_cache(CONFIGS["llama"]), DynamicCache)
+
+
+# ---- texts that end a response: what is kept of a completion, token for token ----
+
+PIECES = ("a", "b", "</", "answer", ">", ">b", "</answer>", "é")
+"""The text of each token."""
+ENDING = "</answer>"
+
+
+def decode(ids):
+    return "".join(PIECES[i] for i in ids)
+
+
+def completion_of(ids):
+    return Completion(ids, tuple(-0.1 * i for i in range(len(ids))), FinishReason.LENGTH, tuple(range(len(ids))))
+
+
+STOPS = StopTexts((ENDING,), decode)
+IDS = st.lists(st.sampled_from(range(len(PIECES))), max_size=12).map(tuple)
+
+
+def test_the_text_ends_with_the_stop_text_and_the_tokens_with_the_one_that_completes_it():
+    ids = (0, 2, 3, 5, 0)  # a </ answer >b a
+    assert STOPS.read(ids) == ("a</answer>", 4)
+    assert STOPS.text(ids) == STOPS.text(ids[:4]) == "a</answer>"
+    assert STOPS.text(ids[:3]) == "a</answer"
+    cut = STOPS.cut(completion_of(ids))
+    assert cut == Completion(ids[:4], (0.0, -0.1, -0.2, pytest.approx(-0.3)), FinishReason.STOP, (0, 1, 2, 3))
+    without = completion_of((0, 2, 3, 0))
+    assert STOPS.cut(without) is without
+    assert StopTexts((), decode).cut(completion_of((6,))).token_ids == (6,)
+    # A prefix ends before the token that completes a stop text.
+    for ids, kept in {(0, 6, 1): 1, (0, 2, 3, 4): 3, (0, 1): 2, (6,): 0}.items():
+        assert STOPS.before_first(ids) == kept
+
+
+@given(given_ids=IDS, ids=IDS.filter(bool))
+def test_what_is_kept_holds_a_stop_text_and_one_token_less_does_not(given_ids, ids):
+    given_ids = given_ids[: STOPS.before_first(given_ids)]
+    cut = STOPS.cut(completion_of(ids), given_ids)
+    assert ENDING not in decode(given_ids + cut.token_ids[:-1])
+    assert cut.token_ids == ids[: len(cut.token_ids)]
+    assert (cut.finish_reason is FinishReason.STOP) == (ENDING in decode(given_ids + cut.token_ids))
+    assert cut.finish_reason is FinishReason.STOP or cut.token_ids == ids

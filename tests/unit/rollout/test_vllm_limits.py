@@ -7,7 +7,7 @@ import os
 import statistics
 import threading
 import time
-from pathlib import Path
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import pytest
@@ -27,7 +27,7 @@ from luffy.rollout.vllm_limits import check_adapters, cpu_cache_bytes, settled
 SHAPE = {"num_attention_heads": 8, "hidden_size": 512, "max_position_embeddings": 1024}
 
 
-def model(folder: Path, tokenizer: str = "{}", **shape: object) -> Path:
+def model(folder, tokenizer="{}", **shape):
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(SHAPE | shape))
     (folder / "tokenizer.json").write_text(tokenizer)
@@ -35,12 +35,12 @@ def model(folder: Path, tokenizer: str = "{}", **shape: object) -> Path:
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def folder(tmp_path):
     return model(tmp_path / "one")
 
 
 @pytest.mark.parametrize(("own", "expected"), [(None, 17), (5, 5), (40, 17)])
-def test_a_request_s_own_limit_lowers_that_of_all(own: int | None, expected: int) -> None:
+def test_a_request_s_own_limit_lowers_that_of_all(own, expected):
     request = RolloutRequest((1, 2), seed=0, prefix_ids=(3, 4, 5), max_new_tokens=own)
     assert limit(request, SamplingParams(1.0, 20, ())) == expected
 
@@ -69,17 +69,14 @@ def test_what_model_and_machine_do_not_allow_is_refused(folder, monkeypatch, num
 
 
 def test_vllm_is_imported_with_the_variable_of_its_batch_invariant_kernels(folder, monkeypatch):
-    class Imported(Exception):
-        pass
-
-    def check(*_: object) -> None:  # right before the first import
-        raise Imported(os.environ["VLLM_BATCH_INVARIANT"])
+    def check(*_):  # right before the first import
+        raise InterruptedError(os.environ["VLLM_BATCH_INVARIANT"])
 
     monkeypatch.setenv("VLLM_BATCH_INVARIANT", "0")
-    monkeypatch.setattr(vllm_engine, "check_layout", lambda *_: None)
-    monkeypatch.setattr(vllm_engine, "check_installed", lambda: None)
+    for name in ("check_layout", "check_installed"):
+        monkeypatch.setattr(vllm_engine, name, lambda *_: None)
     monkeypatch.setattr(vllm_engine, "_check_head_dim", check)
-    with pytest.raises(Imported, match="1"):
+    with pytest.raises(InterruptedError, match="1"):
         VLLMEngine.from_folder(folder, VLLMConfig(batch_invariant=True), "float32")
 
 
@@ -108,35 +105,25 @@ def test_the_kv_cache_on_cpu_holds_the_sequences_of_the_experiment(config, longe
     assert cpu_cache_bytes(VLLMConfig.model_validate(config), shape, "float32", longest) == expected
 
 
-@pytest.mark.parametrize(
-    ("on_gpu", "asked", "expected"), [(True, False, False), (True, True, True), (False, False, True)]
-)
-def test_a_start_without_compilation(on_gpu, asked, expected, folder, monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: on_gpu)
-    found = _engine_arguments(folder, SMOLLM2, VLLMConfig(enforce_eager=asked), "float32", 256)
-    assert found["enforce_eager"] is expected
-
-
-@pytest.mark.parametrize(
-    ("responses", "longest", "asked", "expected"),
-    [
-        (256, 5999, None, True),
-        (256, 6000, None, False),
-        (257, 3000, None, False),
-        (10**9, 6000, True, True),
-        (1, 1, False, False),
-    ],
-)
-def test_an_engine_is_compiled_where_its_steps_pay_for_it(responses, longest, asked, expected):
-    assert settled(VLLMConfig(enforce_eager=asked), responses, longest).enforce_eager is expected
+def test_an_engine_is_compiled_on_a_gpu_unless_asked_otherwise_and_where_its_steps_pay_for_it(folder, monkeypatch):
+    for on_gpu, asked, expected in ((True, False, False), (True, True, True), (False, False, True)):
+        monkeypatch.setattr(torch.cuda, "is_available", lambda on_gpu=on_gpu: on_gpu)
+        found = _engine_arguments(folder, SMOLLM2, VLLMConfig(enforce_eager=asked), "float32", 256)
+        assert found["enforce_eager"] is expected, (on_gpu, asked)
+    for (responses, longest, asked), expected in {
+        (256, 5999, None): True, (256, 6000, None): False, (257, 3000, None): False,
+        (10**9, 6000, True): True, (1, 1, False): False,
+    }.items():  # fmt: skip
+        found = settled(VLLMConfig(enforce_eager=asked), responses, longest).enforce_eager
+        assert found is expected, (responses, longest, asked)
 
 
 @pytest.fixture
-def told(monkeypatch) -> list[str]:
+def told(monkeypatch):
     """What is done with engines, in a process that keeps them."""
     told = list[str]()
 
-    def start(folder: Path, config: VLLMConfig, dtype: str, *, max_model_len: int, sleep_mode: bool, **options: bool):
+    def start(folder, config, dtype, *, max_model_len, sleep_mode, **options):
         told.append(f"start {folder.name} {max_model_len}{' to sleep' if sleep_mode else ''}")
         return SimpleNamespace(
             max_model_len=max_model_len,
@@ -147,8 +134,14 @@ def told(monkeypatch) -> list[str]:
     monkeypatch.setattr(VLLMEngine, "from_folder", start)
     monkeypatch.setattr(kept_engine, "_keeps", False)
     monkeypatch.setattr(kept_engine, "_kept", None)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
     keep_engine()
     return told
+
+
+def opened(folder, config=None, dtype="float32", longest=100, adapter=None):
+    config = config or VLLMConfig(context_tokens=128)
+    return open_vllm(folder, config, dtype, longest=longest, reads_text=False, adapter=adapter)
 
 
 @pytest.mark.parametrize(
@@ -171,91 +164,82 @@ def told(monkeypatch) -> list[str]:
 )
 def test_an_engine_is_kept_for_weights_that_fit(told, tmp_path, monkeypatch, caplog, on_gpu, first, second, is_kept):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: on_gpu)
-    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
     caplog.set_level(logging.INFO)
     lengths = []
     for name, given in {"one": first, "two": second}.items():
         folder = model(tmp_path / name, given.get("tokenizer", "{}"), **given.get("shape", {}))
         config = VLLMConfig(context_tokens=128, **given.get("layout", {}))
         longest = given.get("longest", 100)
-        open_vllm(folder, config, given.get("dtype", "float32"), longest=longest, reads_text=False)
+        opened(folder, config, given.get("dtype", "float32"), longest)
         lengths.append(f"{max(longest, 128)}{' to sleep' if on_gpu else ''}")
     again = ["take over two"] if is_kept else ["shut down", f"start two {lengths[1]}"]
     assert told == [f"start one {lengths[0]}", *again]
     assert caplog.messages[1].startswith("vLLM engine kept: weights of " if is_kept else "vLLM engine started in ")
 
 
-def test_an_engine_with_an_adapter_replaces_the_kept_one_and_ends_with_its_stage(told: list[str], folder: Path) -> None:
+def test_an_engine_with_an_adapter_replaces_the_kept_one_and_ends_with_its_stage(told, folder):
     for adapter in (None, LoRAConfig(rank=4, alpha=8.0), None):
-        open_vllm(folder, VLLMConfig(), "float32", longest=100, reads_text=False, adapter=adapter)
+        opened(folder, VLLMConfig(), adapter=adapter)
     assert told == ["start one 100", "shut down", "start one 100", "start one 100"]
 
 
-def test_adapters_are_for_the_vllm_whose_layers_are_known(monkeypatch) -> None:
-    monkeypatch.setattr(vllm_limits, "version", lambda package: "0.33.1")
-    with refused("execution.vllm.adapter: separate", "0.33.1", "merged", "0.32.0", error=ConfigError):
-        check_adapters("bfloat16")
-
-
-def test_on_a_gpu_vllm_has_no_adapters_in_float32(monkeypatch) -> None:
+def test_adapters_are_for_the_vllm_whose_layers_are_known_and_on_a_gpu_not_in_float32(monkeypatch):
     check_adapters("float32")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     check_adapters("bfloat16")
     with refused("execution.vllm.adapter: separate", "model.dtype: bfloat16", "merged", error=ConfigError):
         check_adapters("float32")
+    monkeypatch.setattr(vllm_limits, "version", lambda package: "0.33.1")
+    with refused("execution.vllm.adapter: separate", "0.33.1", "merged", "0.32.0", error=ConfigError):
+        check_adapters("bfloat16")
 
 
-def test_an_engine_has_no_more_room_than_the_model_has_positions(told: list[str], folder: Path) -> None:
+def test_an_engine_has_no_more_room_than_the_model_has_positions(told, folder):
     config = VLLMConfig(context_tokens=1100)
-    open_vllm(folder, config, "float32", longest=100, reads_text=False)
+    opened(folder, config)
     with refused("1024", error=ConfigError):
-        open_vllm(folder, config, "float32", longest=1025, reads_text=False)
+        opened(folder, config, longest=1025)
     assert told == ["start one 1024"]
 
 
 def test_where_a_gpu_has_no_room_for_a_second_engine_another_process_tries(told, folder, monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
-    config = VLLMConfig(context_tokens=128)
-    open_vllm(folder, config, "float32", longest=100, reads_text=False)
-
-    def refuse(*arguments: object, **options: object) -> None:
+    def refuse(*arguments, **options):
         raise ConfigError("no memory")
 
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    opened(folder)
     monkeypatch.setattr(VLLMEngine, "from_folder", refuse)
     with pytest.raises(LostError, match="no memory"):
-        open_vllm(folder, config, "float32", longest=200, reads_text=False)
+        opened(folder, longest=200)
 
 
-def started(target) -> threading.Thread:
-    thread = threading.Thread(target=target, daemon=True)
-    thread.start()
-    return thread
+# ---- the fair lock between steps and weight updates ----
 
 
-def test_a_thread_waits_for_about_one_turn_of_each_other_thread() -> None:
-    lock, stop, had = FairLock(timeout_s=PATIENCE_S), threading.Event(), []
+def test_a_thread_waits_for_about_one_turn_of_each_other_thread():
+    lock, stop, had, waits = FairLock(timeout_s=PATIENCE_S), threading.Event(), [], []
 
-    def step() -> None:
+    def step():
         while not stop.is_set():
             with lock.held():
                 had.append(None)
                 time.sleep(0.002)
 
-    threads = [started(step) for _ in range(2)]
-    waits = []
-    for _ in range(40):
-        before = len(had)
-        with lock.held():
-            waits.append(len(had) - before)
-    stop.set()
-    for thread in threads:
-        thread.join(timeout=PATIENCE_S)
+    with ThreadPoolExecutor(2) as threads:
+        for _ in range(2):
+            threads.submit(step)
+        try:
+            for _ in range(40):
+                before = len(had)
+                with lock.held():
+                    waits.append(len(had) - before)
+        finally:
+            stop.set()
     # The median: the scheduler may suspend this thread between counting and asking for the lock.
     assert 1 <= statistics.median(waits) <= 3
 
 
-def test_a_wait_times_out_and_an_error_releases_the_lock() -> None:
+def test_a_wait_times_out_and_an_error_releases_the_lock():
     lock = FairLock(timeout_s=0.05)
     with lock.held(), pytest.raises(LuffyError, match=r"busy for 0\.05 s"), lock.held():
         raise AssertionError("nobody released the lock")
