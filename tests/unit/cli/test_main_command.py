@@ -123,6 +123,8 @@ def test_a_file_of_many_runs_is_not_taken_for_an_experiment(luffy, task, name):
         (["plan", "rl.steps=4", "smoke"], "CONFIG rl.steps=4"),
         (["plan"], "Missing argument 'CONFIG'. (luffy plan --help)"),
         (["show", "one", "--leaderboard"], "leave out one"),
+        (["show", "--leaderboard", "--tag", "v2"], "leave out --tag"),
+        (["evaluate", "--responses", "x.jsonl", "--request", "a=1"], "--request has no effect with --responses"),
         (["show", "--samples", "3"], "RUN: missing"),
         (["export", "one", "traces.parquet", "--step", "3"], "--step: is for a policy"),
         (["export", "one", "a", "--author", "r1"], "--author: chooses traces"),

@@ -207,7 +207,7 @@ def test_a_section_that_one_stage_has_for_itself_stays_that_of_the_experiment_wh
 LISTED = {
     "stages.evalute.kind: .. did you mean 'evaluate'": "evalute",
     "sft is there twice .. sft_2: {kind: sft}": "sft, sft",
-    "stages.sft.inputs.model: rl is no earlier stage .. there are base": "{sft: {inputs: {model: rl}}}",
+    "stages.sft.inputs.model: no earlier stage .. policy as 'rl'; there are base": "{sft: {inputs: {model: rl}}}",
     "stages.sft.inputs.modle: no such input .. did you mean 'model'": "{sft: {inputs: {modle: base}}}",
     "stages.rl.inputs.model: must be the name of one": "{rl: {method: luffy, inputs: {model: [base]}}}",
     "stages.opd.sft: a stage of kind rl does not read it": "{opd: {kind: rl, sft: {steps: 3}}}",

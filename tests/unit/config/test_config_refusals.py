@@ -128,7 +128,7 @@ REFUSED = {
         ("rl.teachers.self.kind: self .. data.rl: complement", *OPSD, "data.rl=complement"),
         ("advantage.kind: none .. 'on_policy'", "chain=rl", "method=on_policy", "objective.advantage={kind: none}"),
         ("advantage.kind: raw has no effect", *OPD, OF_MODEL, "objective.advantage={kind: raw}"),
-        ("execution.rl_teachers: b .. none", *OPD, OF_MODEL, "execution.rl_teachers={b: {urls: [http://127.0.0.1:9]}}"),
+        ("execution.rl_teachers: .. 'b'; there are none", *OPD, OF_MODEL, "execution.rl_teachers={b: {urls: [http://127.0.0.1:9]}}"),
         ("terms.distillation.gate.taught: rl.teachers has no 'slf'; did you mean 'self'?", *SDPO, f"{SDPO_GATE}=slf"),
         ("compares rows with their teacher .. taught: true", *SDPO, f"{SDPO_GATE}=null"),
         ("rows.columns.level: must be text or a whole number or true or false", *OPD, OF_MODEL,
@@ -214,7 +214,7 @@ REFUSED = {
         ("limits.call_cpu_s .. finite", box("limits: {call_cpu_s: .inf}")),
     ]),
     "evaluation": (SMOKE, [
-        ("no suite is called longr .. 'longer'", "evaluation.suites.longr.num_samples=2"),
+        ("no suite is called 'longr' .. 'longer'", "evaluation.suites.longr.num_samples=2"),
         ("evaluation.template: .. qwen_math .. 'qwen_mth'", "evaluation.template=qwen_mth"),
         ("evaluation.template: .. {question} once", "evaluation.template='{question} {question}'"),
         ("greedy: top_p 0.9 has no effect", "evaluation.decodings.greedy={temperature: 0.0, top_p: 0.9}"),
@@ -270,7 +270,7 @@ REFUSED = {
     ]),
     "teachers": (SMOKE, [
         ("execution.teachers.r1.urls: missing", taught()),
-        ("execution.teachers: r2 .. there are: r1", taught(), AT.replace("r1", "r2")),
+        ("execution.teachers: .. 'r2'; there are r1", taught(), AT.replace("r1", "r2")),
         ("teachers.r1: .. exactly one of endpoint", taught(", path: x"), AT),
         ("teachers.r1: engine has no effect", taught(", engine: vllm"), AT),
         ("budget.max_cost: teachers.r1.price is missing", taught(options=", budget: {max_cost: 1.0}"), AT),

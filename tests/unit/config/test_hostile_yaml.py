@@ -20,6 +20,7 @@ HOSTILE = {
     "laughs": (LAUGHS, "stand for more than 200000 values"),
     "list in itself": ("a: &a [*a]", "an alias that contains itself"),
     "mapping in itself": ("a: &a {b: *a}", "an alias that contains itself"),
+    "a level too deep": ("a: " + "[" * 100 + "]" * 100, TOO_DEEP),
     "deep": ("a: " + "[" * 5000, TOO_DEEP),
     "deep and closed": ("a: " + "[" * 5000 + "]" * 5000, TOO_DEEP),
     "deep enough for a segmentation fault": ("a: 1\nb: " + "[" * 50_000, f"own.yaml:2: not valid YAML ({TOO_DEEP})"),
@@ -67,6 +68,7 @@ def test_a_file_without_an_end_is_one_line():
 
 def test_honest_aliases_are_read_dates_are_text_and_keys_names_of_whatever_spelling(tmp_path):
     text = "a: &a {x: [1, 2]}\nb: *a\nc: {<<: *a, y: 3}\nd: 2024-01-01 10:00:00\ne: {on: validation, off: true}\n"
+    assert parse_scalar("[" * 100 + "]" * 100) is not None
     (tmp_path / "own.yaml").write_text(text)
     values, origins = read_yaml(tmp_path / "own.yaml")
     a, d = {"x": [1, 2]}, "2024-01-01 10:00:00"

@@ -225,7 +225,7 @@ ON_THE_COMMAND_LINE = {
     "objective.terms.of_policy={coefficient: 2}": "no element 'of_policy' .. 'off_policy' .. also needs",
     "objective.terms.3.coefficient=1": "no element '3' .. on_policy, off_policy, entropy",
     "objective.terms.kl.coefficient=2": "no element 'kl' .. on_policy, off_policy, entropy",
-    "objective.terms.kl=null": "no element 'kl' in this list",
+    "objective.terms.kl=null": "no element 'kl'; there are on_policy",
     "objective.terms.entropy.coefficent=1": "terms.entropy.coefficent: unknown key .. 'coefficient'",
     "chain=sft method=luffy": "method: luffy has no effect without the stage rl",
     "chain=rl method=sft": "method: sft has no objective .. stage rl",

@@ -83,7 +83,7 @@ def test_every_combination_is_a_point_and_the_last_key_changes_fastest():
     values = (5e-5, 64, None, "cosine", {"kind": "constant"})
     assert [value_text(value) for value in values] == ["5e-05", "64", "null", "cosine", "{kind: constant}"]
     for point in grid_points({"rl.optimizer.lr": (1e-5, 3e-4), "sft.num_traces": (64, None), "c": ({"kind": "d"},)}):
-        read = {".".join(each.path): each.value for each in parse_overrides(point.overrides, "here")}
+        read = {".".join(path): value for path, value in parse_overrides(point.overrides, "here")}
         assert read == dict(point.values)
 
 
