@@ -218,21 +218,15 @@ def export_stage(stage: Path, folder: Path, step: int | None) -> str:
         raise DataError(f"{stage}: only checkpoints of sft and rl can be exported, this is {job.stage}")
     checkpoints = complete_checkpoints(stage)
     if not checkpoints:
-        raise DataError(
-            f"{stage}: {job.stage} has no policy yet; give an earlier stage, or a run that has finished (luffy show)"
-        )
+        advice = "give an earlier stage, or a run that has finished (luffy show)"
+        raise DataError(f"{stage}: {job.stage} has no policy yet; {advice}")
     if step is not None and step not in checkpoints:
         raise DataError(f"{stage}: no checkpoint of step {step}; there are: {', '.join(map(str, sorted(checkpoints)))}")
     chosen = max(checkpoints) if step is None else step
     from luffy.training.checkpoint import export_checkpoint  # torch: only when it is needed
 
-    export_checkpoint(
-        checkpoints[chosen],
-        stage=stage,
-        tokenizer=inputs_of(job, stage)["data"] / "tokenizer",
-        dtype=job.settings.dtype,
-        folder=folder,
-    )
+    tokenizer, dtype = inputs_of(job, stage)["data"] / "tokenizer", job.settings.dtype
+    export_checkpoint(checkpoints[chosen], stage=stage, tokenizer=tokenizer, dtype=dtype, folder=folder)
     return f"the checkpoint of step {chosen}"
 
 

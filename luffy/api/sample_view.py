@@ -24,17 +24,8 @@ from luffy.types import FinishReason, Source
 JOURNAL = "journal"
 HISTORY_HEADER = ("step", "rows", "source", "reward", "tokens", "cut", "outcomes")
 _COLUMNS = [
-    "uid",
-    "prompt_ids",
-    "response_ids",
-    "source",
-    "reward",
-    "outcome",
-    "context_starts",
-    "start",
-    "dose",
-    "hint",
-]
+    "uid", "prompt_ids", "response_ids", "source", "reward", "outcome", "context_starts", "start", "dose", "hint",
+]  # fmt: skip
 _HISTORY_COLUMNS = ["uid", "source", "reward", "outcome", "finish_reason", "displaced", "hint"]
 _NAMED = 3
 """Uids that a message names."""
@@ -110,13 +101,11 @@ def _journalled(directory: Path) -> Iterator[ShownSample]:
 
 def _logged(file: Path) -> Iterator[ShownSample]:
     if not file.is_file():
-        raise DataError(
-            f"{file.parent}: has no {file.name}, or none yet; give --stage rl or an evaluation of a finished run"
-        )
+        advice = "give --stage rl or an evaluation of a finished run"
+        raise DataError(f"{file.parent}: has no {file.name}, or none yet; {advice}")
     for step, row in reversed(list(read_samples(file))):
-        heading = (
-            f"step {step}, {row.source}{given(row.start, row.dose)}, reward {row.reward:g} ({row.outcome}), {row.uid}"
-        )
+        origin = f"{row.source}{given(row.start, row.dose)}"
+        heading = f"step {step}, {origin}, reward {row.reward:g} ({row.outcome}), {row.uid}"
         yield ShownSample(heading, row.prompt, row.response, row.reward, row.reference)
 
 

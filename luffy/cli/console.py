@@ -26,18 +26,11 @@ from luffy.report.cells import duration
 StageState = Literal[
     "pending", "starting", "waiting", "running", "finished", "reused", "pulled", "failed", "interrupted"
 ]
-_SHOWN_METRICS = ("loss", "reward", "tokens_per_s")
+_METRICS = {"loss": "loss {:.4f}", "reward": "reward {:.3f}", "tokens_per_s": "{:.0f} tokens/s"}
 _STYLES: dict[StageState, str] = {
-    "pending": "dim",
-    "starting": "cyan",
-    "waiting": "yellow",
-    "running": "cyan",
-    "finished": "green",
-    "reused": "green",
-    "pulled": "green",
-    "failed": "bold red",
-    "interrupted": "yellow",
-}
+    "pending": "dim", "starting": "cyan", "waiting": "yellow", "running": "cyan", "finished": "green",
+    "reused": "green", "pulled": "green", "failed": "bold red", "interrupted": "yellow",
+}  # fmt: skip
 _CONTROLS = {
     code: f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"
     for code in (
@@ -169,7 +162,7 @@ class StageLine:
                     self._first_step, self._first_time = event.step, event.time
                 self.news = ""
                 self.step, self.total, self._last_time = event.step, event.total, event.time
-                self.metrics |= {name: event.metrics[name] for name in _SHOWN_METRICS if name in event.metrics}
+                self.metrics |= {name: event.metrics[name] for name in _METRICS if name in event.metrics}
 
 
 class ChainProgress(StageObserver):
@@ -318,5 +311,4 @@ def progress_words(line: StageLine) -> str:
 
 
 def _metric_words(line: StageLine) -> str:
-    formats = {"loss": "loss {:.4f}", "reward": "reward {:.3f}", "tokens_per_s": "{:.0f} tokens/s"}
-    return "  ".join(words.format(line.metrics[name]) for name, words in formats.items() if name in line.metrics)
+    return "  ".join(words.format(line.metrics[name]) for name, words in _METRICS.items() if name in line.metrics)

@@ -32,10 +32,8 @@ def show_plan(
     """Print the estimate of GPU memory, then for each stage what a run would do, why, and on how many GPUs.
 
     Also how long the most similar finished result of the stage took. GPUs are left out where neither this machine nor
-    the experiment has any. With `only`, the stages (nodes) that a run would be
-    asked to make, for these and what they are made from.
-
-    Raises ConfigError, after printing the estimate, if the run does not fit in memory.
+    the experiment has any. With `only`, the stages (nodes) that a run would be asked to make, for these and what they
+    are made from. Raises ConfigError, after printing the estimate, if the run does not fit in memory.
     """
     experiment = open_experiment(config, workspace, verify=verify, sweep_steps=sweep_steps)
     chosen = [node for node in experiment.nodes if node.name in only or (sweep_steps and node.stage == "sweep")]
@@ -53,11 +51,10 @@ def show_plan(
         alike = similar_results(siblings, config.name, node.name, plan.identity, node.inputs)
         if manifest := next(filter(None, (read_manifest(directory) for directory, *_ in alike)), None):
             found[node.name] = manifest
-    times = {name: manifest.total_s for name, manifest in found.items()}
     gpus = None
     if config.cluster != "local" or detected_gpus():
         gpus = {plan.node.name: gpus_of_stage(plan.node.config, plan.node.stage) for plan in plans}
-    console.print(plan_table(plans, times, gpus))
+    console.print(plan_table(plans, {name: manifest.total_s for name, manifest in found.items()}, gpus))
     if found:
         sources = ", ".join(dict.fromkeys(f"{manifest.stage} {manifest.key}" for manifest in found.values()))
         say(f"took: the time of the most similar finished result of this experiment ({sources})")

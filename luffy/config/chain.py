@@ -23,7 +23,7 @@ from luffy.config.objective import ObjectiveConfig
 from luffy.config.stage_kinds import CHAIN_KINDS, STAGE_KINDS, Role, StageKind, StageName, kind_of
 from luffy.config.strict import StrictModel
 from luffy.config.training import BaseConfig, RLConfig, SFTConfig
-from luffy.config.yaml_source import nearest
+from luffy.config.yaml_source import not_among
 
 if TYPE_CHECKING:
     from luffy.config.experiment import ExperimentConfig
@@ -135,10 +135,8 @@ def views_of(config: "ExperimentConfig") -> tuple[View, ...]:
     """The different views of the stages; one, where none has anything of its own."""
     plain = frozenset(entry.kind for entry in config.stages.values() if not entry.differs)
     own = {name: entry for name, entry in config.stages.items() if entry.differs}
-    return (
-        View("", config, plain),
-        *(View(name, config.seen_by(name), frozenset([entry.kind])) for name, entry in own.items()),
-    )
+    others = [View(name, config.seen_by(name), frozenset([entry.kind])) for name, entry in own.items()]
+    return (View("", config, plain), *others)
 
 
 def instances_of(config: "ExperimentConfig") -> tuple[StageNode, ...]:
@@ -154,11 +152,8 @@ def _instances(
 ) -> Iterator[StageNode]:
     kind = kind_of(entry.kind)
     roles, provides = kind.inputs_in(config), kind.provides_in(config)
-    inputs = {
-        role_name: str(entry.inputs.get(role_name) or newest(before, role))
-        for role_name, role in roles.items()
-        if role != kind.for_each
-    }
+    shared = {key: role for key, role in roles.items() if role != kind.for_each}
+    inputs = {key: str(entry.inputs.get(key) or newest(before, role)) for key, role in shared.items()}
     if kind.reads_all:
         inputs |= {made.name: made.name for made in before if made.name not in inputs.values()}
     groups = (name,) if entry.group is None else (name, entry.group)
@@ -238,8 +233,7 @@ def _broken_inputs(where: str, entry: StageEntry, roles: Mapping[str, Role], bef
     kind = kind_of(entry.kind)
     for name, asked in entry.inputs.items():
         if name not in roles:
-            hint, there = nearest(name, roles), ", ".join(roles)
-            yield f"{where}.inputs.{name}: no such input of a stage of kind {kind.name}{hint}; it has {there}"
+            yield f"{where}.inputs.{name}: no such input of a stage of kind {kind.name}: {not_among(name, roles)}"
             continue
         if not asked:
             yield f"{where}.inputs.{name}: names no stage; remove it"
@@ -248,8 +242,4 @@ def _broken_inputs(where: str, entry: StageEntry, roles: Mapping[str, Role], bef
         for source in (asked,) if isinstance(asked, str) else asked:
             able = [made.name for made in before if roles[name] in made.provides]
             if source not in able:
-                there = ", ".join(able) or "none"
-                yield (
-                    f"{where}.inputs.{name}: {source} is no earlier stage that provides {roles[name]}"
-                    f"{nearest(source, able)}; there are {there}"
-                )
+                yield f"{where}.inputs.{name}: no earlier stage provides {roles[name]} as {not_among(source, able)}"

@@ -9,6 +9,7 @@ the same round.
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 
 from luffy.config.chain import EVERY_STAGE, SECTIONS, sections_of
 from luffy.config.given import STAGES, Given
@@ -16,6 +17,7 @@ from luffy.config.stage_kinds import kind_of
 from luffy.config.yaml_source import KeyPath, Value, flow_yaml
 from luffy.errors import ConfigError
 
+_NOTHING = Given({})
 _MOST_ROUNDS = 1000
 _MAY_LACK = ("environment",)
 """Sections of a stage that may be null: it then has none."""
@@ -33,21 +35,21 @@ class Entry:
     """The sections that its kind reads."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Layers:
     """The layers of an experiment, the nearest to the user first."""
 
-    command_line: Given
-    files: Given
-    method: Given
-    chain: Given
+    command_line: Given = _NOTHING
+    files: Given = _NOTHING
+    method: Given = _NOTHING
+    chain: Given = _NOTHING
 
-    @property
+    @cached_property
     def merged(self) -> Given:
         return self.command_line.over(self.files.over(self.method.over(self.chain)))
 
-    def entries(self, preset: Callable[[Given], Given]) -> dict[str, Entry]:
-        """The stages by name; `preset`: the method preset that an entry names."""
+    def entries(self, preset: Callable[[Given], Given] = lambda name: _NOTHING) -> dict[str, Entry]:
+        """The stages by name; `preset`: the method preset that an entry names, by default nothing."""
         found: dict[str, Entry] = {}
         for name, path, number, siblings in written_out(self.merged[STAGES]):
             if name in found:
@@ -57,8 +59,7 @@ class Layers:
 
     def _entry(self, path: KeyPath, number: int, siblings: set[str], preset: Callable[[Given], Given]) -> Entry:
         entry = _at(self.merged, path)
-        # A null takes back what a farther layer gives: the stage has the experiment's.
-        given = {key: value for key, value in _keys(entry).items() if value.value is not None or key in _MAY_LACK}
+        given = _given(entry)
         origins: dict[KeyPath, str] = {(): entry.origin, ("kind",): entry.origin}
         values: dict[str, Value] = {"kind": path[-1]}
         if number:
@@ -70,33 +71,26 @@ class Layers:
             if key not in SECTIONS:
                 origins[key,] = value.origin
                 values[key] = value.flat(origins, (key,))
-        inputs = values.get("inputs")
-        if isinstance(inputs, dict):
-            values["inputs"] = {
-                key: _of_round(each, number, siblings) for key, each in inputs.items() if each is not None
-            }
+        if isinstance(inputs := values.get("inputs"), dict):
+            there = {key: each for key, each in inputs.items() if each is not None}
+            values["inputs"] = {key: _of_round(each, number, siblings) for key, each in there.items()}
         try:
             reads = sections_of(kind_of(kind_name))
         except ValueError:  # which the validation says
             reads = SECTIONS
         own, method = {*given} & {*SECTIONS}, self.method
         if unread := next((key for key in given if key in own and key not in (*reads, *EVERY_STAGE)), None):
-            raise ConfigError(
-                f"{given[unread].origin}: {'.'.join((*path, unread))}: a stage of kind {values['kind']} does not read "
-                f"it; it reads {', '.join((*reads, *EVERY_STAGE))}; remove it"
-            )
+            why = f"a stage of kind {values['kind']} does not read it; it reads {', '.join((*reads, *EVERY_STAGE))}"
+            raise ConfigError(f"{given[unread].origin}: {where}.{unread}: {why}; remove it")
         if "method" in given:
             method = preset(given["method"])
             if _keys(method) and not any(key in reads for key in _keys(method)):
-                name = flow_yaml(given["method"].flat({}))
-                raise ConfigError(
-                    f"{given['method'].origin}: {where}.method: {name} has nothing for a stage of kind {kind_name}; "
-                    "remove it"
-                )
+                nothing = f"{flow_yaml(given['method'].flat({}))} has nothing for a stage of kind {kind_name}"
+                raise ConfigError(f"{given['method'].origin}: {where}.method: {nothing}; remove it")
             own |= {key for layer in (method, self.method) for key in _keys(layer) if key in reads}
         if own:
             replaced = self.command_line[STAGES].is_list
-            in_files = Given({}) if replaced else _sections(_at(self.files.over(self.chain), path))
+            in_files = _NOTHING if replaced else _sections(_at(self.files.over(self.chain), path))
             on_command_line = _sections(_at(self.command_line, path))
             seen = on_command_line.over(self.command_line).over(in_files.over(self.files.over(method.over(self.chain))))
             for key in (key for key in SECTIONS if key in own):
@@ -138,9 +132,7 @@ def _with_those_of_sections(
     for kind in (kind for kind, is_wanted in wanted.items() if is_wanted and after in names):
         if kind not in kinds:
             if kind in names:
-                raise ConfigError(
-                    f"{origins.get((kind,), '')}: {kind}: adds a stage of that name, which another one has; rename that"
-                )
+                raise ConfigError(f"{origins.get((kind,), '')}: {kind}: adds a stage of that name; rename the other")
             names.insert(names.index(after) + 1, kind)
         after = kinds.get(kind, kind)
     places: tuple[KeyPath, ...] = (), ("kind",)
@@ -151,33 +143,27 @@ def _with_those_of_sections(
 def written_out(stages: Given) -> Iterator[tuple[str, KeyPath, int, set[str]]]:
     """Each stage: its name, the path of its entry, its round (0 outside of rounds) and the names in its group."""
     for name, entry in stages.value.items() if isinstance(stages.value, dict) else ():
-        path = (STAGES, name)
+        path, where = (STAGES, name), f"{STAGES}.{name}"
         if not isinstance(entry.value, dict):
-            raise ConfigError(
-                f"{entry.origin}: {'.'.join(path)}: must be a mapping of what is the stage's own, found "
-                f"{flow_yaml(entry.flat({}))}"
-            )
+            found = flow_yaml(entry.flat({}))
+            raise ConfigError(f"{entry.origin}: {where}: must be a mapping of what is the stage's own, found {found}")
         if entry[STAGES].value is None and "repeat" not in entry.value:
             yield name, path, 0, set()
             continue
         inner, times = entry[STAGES], entry["repeat"]
-        if unknown := [key for key in entry.value if key not in (STAGES, "repeat")]:
-            raise ConfigError(
-                f"{entry[unknown[0]].origin}: {'.'.join(path)}.{unknown[0]}: a group of stages has repeat and stages "
-                "alone; give it to the stages"
-            )
+        if unknown := next((key for key in entry.value if key not in (STAGES, "repeat")), None):
+            what = "a group of stages has repeat and stages alone; give it to the stages"
+            raise ConfigError(f"{entry[unknown].origin}: {where}.{unknown}: {what}")
         if not inner.is_list or not isinstance(inner.value, dict) or not inner.value:
-            raise ConfigError(f"{entry.origin}: {'.'.join(path)}.stages: must be a list of the stages to repeat")
+            raise ConfigError(f"{entry.origin}: {where}.stages: must be a list of the stages to repeat")
         if not isinstance(times.value, int) or isinstance(times.value, bool) or not 1 <= times.value <= _MOST_ROUNDS:
-            raise ConfigError(
-                f"{times.origin or entry.origin}: {'.'.join(path)}.repeat: must be a whole number from 1 to "
-                f"{_MOST_ROUNDS}, found {flow_yaml(times.flat({}))}"
-            )
+            found = f"must be a whole number from 1 to {_MOST_ROUNDS}, found {flow_yaml(times.flat({}))}"
+            raise ConfigError(f"{times.origin or entry.origin}: {where}.repeat: {found}")
         for within, each in inner.value.items():
             if not isinstance(each.value, dict):
-                raise ConfigError(f"{each.origin}: {'.'.join(path)}.stages.{within}: must be a mapping")
+                raise ConfigError(f"{each.origin}: {where}.stages.{within}: must be a mapping")
             if each[STAGES].value is not None:
-                raise ConfigError(f"{each.origin}: {'.'.join(path)}.{within}: a group within a group; write it out")
+                raise ConfigError(f"{each.origin}: {where}.{within}: a group within a group; write it out")
         for number in range(1, times.value + 1):
             for within in inner.value:
                 yield f"{within}_{number}", (*path, STAGES, within), number, {*inner.value}
@@ -193,9 +179,13 @@ def _keys(value: Given) -> dict[str, Given]:
     return value.value if isinstance(value.value, dict) else {}
 
 
+def _given(entry: Given) -> dict[str, Given]:
+    """What an entry has. A null takes back what a farther layer gives: the stage has the experiment's."""
+    return {key: value for key, value in _keys(entry).items() if value.value is not None or key in _MAY_LACK}
+
+
 def _sections(entry: Given) -> Given:
-    given = {key: value for key, value in _keys(entry).items() if value.value is not None or key in _MAY_LACK}
-    return Given({key: value for key, value in given.items() if key in SECTIONS}, entry.origin)
+    return Given({key: value for key, value in _given(entry).items() if key in SECTIONS}, entry.origin)
 
 
 def _of_round(source: Value, number: int, siblings: set[str]) -> Value:

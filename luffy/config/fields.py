@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Literal, TypeGuard, Union, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
-from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined, to_jsonable_python
 
 from luffy.config.chain import StageEntry
@@ -18,7 +17,7 @@ from luffy.config.experiment import ExperimentConfig
 from luffy.config.foreign_names import SETTING_OF
 from luffy.config.removed import removed_field, removed_value
 from luffy.config.strict import field_docs
-from luffy.config.yaml_source import KeyPath, Value, child, dotted, flow_yaml, nearest, place_of
+from luffy.config.yaml_source import KeyPath, Value, child, dotted, flow_yaml, nearest, not_among, place_of
 
 _NAME = "NAME"
 """Placeholder for the key of a mapping or the name of a list element."""
@@ -101,7 +100,9 @@ def _walk(model: type[BaseModel], prefix: str, above: tuple[type[BaseModel], ...
         return
     for name, info in model.model_fields.items():
         if name != _KIND or not tags(model):  # the section's type lists the kinds
-            yield _field(f"{prefix}{name}", info, model)
+            default = info.get_default(call_default_factory=True, validated_data={})
+            shown = None if default is PydanticUndefined else json.dumps(to_jsonable_python(default))
+            yield ConfigField(model, f"{prefix}{name}", _type_words(info.annotation), shown)
             for below, step in _sections(info.annotation) if model is not StageEntry else ():  # as at the top
                 yield from _walk(below, f"{prefix}{name}.{step}", (*above, model))
 
@@ -113,22 +114,12 @@ def _sections(annotation: Any) -> list[tuple[type[BaseModel], str]]:
     return [(branch, step) for branch, step in branches if is_model(branch)]
 
 
-def _field(path: str, info: FieldInfo, model: type[BaseModel]) -> ConfigField:
-    default = info.get_default(call_default_factory=True, validated_data={})
-    return ConfigField(
-        path=path,
-        type=_type_words(info.annotation),
-        default=None if default is PydanticUndefined else json.dumps(to_jsonable_python(default)),
-        model=model,
-    )
-
-
 def _type_words(annotation: Any) -> str:
     words = []
     for branch in members(annotation):
         origin, arguments = get_origin(branch), get_args(branch)
         if origin is Literal:
-            words += [_yaml_word(value) for value in arguments]
+            words += [value if isinstance(value, str) else json.dumps(value) for value in arguments]
         elif origin is dict:
             words.append(f"mapping of {_type_words(arguments[1])}")
         elif origin is tuple:
@@ -138,10 +129,6 @@ def _type_words(annotation: Any) -> str:
         else:
             words.append(_WORDS.get(branch, "value"))
     return " | ".join(dict.fromkeys(words))
-
-
-def _yaml_word(value: object) -> str:
-    return value if isinstance(value, str) else json.dumps(value)
 
 
 _PLAIN = {
@@ -178,11 +165,7 @@ _NAMED_KEY = re.compile(r"[a-z_][\w.-]*(?=:? )")
 
 
 def explain(
-    error: ValidationError,
-    root: type[BaseModel],
-    origins: Mapping[KeyPath, str],
-    default_where: str,
-    values: Value = None,
+    error: ValidationError, root: type[BaseModel], origins: Mapping[KeyPath, str], otherwise: str, values: Value = None
 ) -> str:
     """One line for each mistake, with file and line from `origins`; with `values`, list elements go by their names."""
     lines = []
@@ -198,7 +181,7 @@ def explain(
             place = tuple(named[0].split("."))
         if finding["type"] == "union_tag_invalid":
             place = (*place, "kind")
-        where = place_of(place, origins, default_where)
+        where = place_of(place, origins, otherwise)
         given = functools.reduce(child, path, values)
         meant = {"missing": path[:-1], "union_tag_not_found": path}.get(finding["type"], ())
         hint = _other_entry(meant, root, values)
@@ -238,8 +221,7 @@ def _describe(path: KeyPath, name: str, finding: Mapping[str, Any], root: type[B
         if instead := removed_value(path, context["tag"]) or removed_value((*path, "kind"), context["tag"]):
             return f"{key}: {context['tag']} is gone; {instead}"
         allowed = re.findall(r"'([^']*)'", context["expected_tags"])
-        hint = nearest(context["tag"], allowed, "did you mean {!r}? ", cutoff=0.5)
-        return f"{key}: unknown kind {context['tag']!r}; {hint}allowed here: {', '.join(allowed)}"
+        return f"{key}: unknown kind {not_among(context['tag'], allowed)}"
     if kind == "union_tag_not_found":
         return f"{name}.kind: {_PLAIN['missing']}"
     if kind == "missing":
@@ -268,16 +250,12 @@ def _in_place_of(path: KeyPath, root: type[BaseModel], location: tuple[int | str
     chosen = [model for model in models if location[-2:-1] and location[-2] in tags(model)]
     if chosen and (kinds := [tag for model in models if path[-1] in model.model_fields for tag in tags(model)]):
         return f" of kind {location[-2]}; only kind {' or '.join(map(str, kinds))} has it"
-    allowed = sorted(
-        {name for model in chosen or models for name in model.model_fields}
-        | ({"extends"} if len(path) == 1 and path[0] != "extends" else set())
-    )
+    top = {"extends"} if len(path) == 1 and path[0] != "extends" else set()
+    allowed = sorted(top.union(*(model.model_fields for model in chosen or models)))
     below = {key: models_at((*path[:-1], key), root) for key in allowed}
-    inside = [
-        f"{key}.{path[-1]}" for key, found in below.items() if any(path[-1] in each.model_fields for each in found)
-    ]
+    inside = [key for key, found in below.items() if any(path[-1] in each.model_fields for each in found)]
     if inside:
-        return f"; did you mean {' or '.join(inside)}?"
+        return f"; did you mean {' or '.join(f'{key}.{path[-1]}' for key in inside)}?"
     if here := SETTING_OF.get(path[-1]):
         return f"; here it is {here}"
     if hint := nearest(path[-1], allowed, cutoff=0.65):

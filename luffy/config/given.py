@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from luffy.config.yaml_source import KeyPath, Value, flow_yaml, nearest
+from luffy.config.yaml_source import KeyPath, Value, flow_yaml, nearest, not_among
 from luffy.errors import ConfigError
 
 _BY_NAME: tuple[KeyPath, ...] = (
@@ -123,15 +123,11 @@ def _stages(values: list[Value], origins: Mapping[KeyPath, str], otherwise: str,
         entry = {value: None} if isinstance(value, str) else value
         name, own = next(iter(entry.items()), ("", None)) if isinstance(entry, dict) else ("", None)
         if not isinstance(entry, dict) or len(entry) != 1 or not isinstance(own, dict | None):
-            raise ConfigError(
-                f"{where}: {'.'.join(here)}: must be a kind of stage, or NAME: {{kind: KIND, ...}} with what is its "
-                f"own, found {flow_yaml(value)}"
-            )
+            must = f"{'.'.join(here)}: must be a kind of stage, or NAME: {{kind: KIND, ...}} with what is its own"
+            raise ConfigError(f"{where}: {must}, found {flow_yaml(value)}")
         if name in found:
-            raise ConfigError(
-                f"{where}: {'.'.join(path)}: {name} is there twice; give this one a name of its own: "
-                f"{name}_2: {{kind: {name}}}"
-            )
+            advice = f"give this one a name of its own: {name}_2: {{kind: {name}}}"
+            raise ConfigError(f"{where}: {'.'.join(path)}: {name} is there twice; {advice}")
         found[name] = given(own or {}, origins, where, (*here, name))
     return Given(found, origins.get(path, otherwise), is_list=True, keeps_names=True)
 
@@ -164,6 +160,4 @@ def _element(elements: Given, key: str, part: Given, path: KeyPath) -> tuple[str
             return key, replace(part, value={"name": Given(key, part.origin), **part.value})
         lacking = (field + nearest(field, part.value, " in place of {!r}") for field in missing)
         needs = f", and a new one also needs {', '.join(lacking)}"
-    hint = nearest(key, names, "did you mean {!r}? ", cutoff=0.5)
-    there = ", ".join(names) or "none"
-    raise ConfigError(f"{where}: no element {key!r} in this list; {hint}there are {there}{needs}")
+    raise ConfigError(f"{where}: no element {not_among(key, names)}{needs}")

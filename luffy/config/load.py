@@ -16,7 +16,7 @@ of that file, which so is in the settings and in their identity.
 import difflib
 import functools
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
@@ -48,12 +48,8 @@ from luffy.json_text import MAX_DEPTH
 
 FileKind = Literal["experiment", "comparison", "grid", "study"]
 _KEYS: dict[str, FileKind] = {
-    "cells": "study",
-    "arms": "comparison",
-    "grid": "grid",
-    "reference": "comparison",
-    "budget": "comparison",
-}
+    "cells": "study", "arms": "comparison", "grid": "grid", "reference": "comparison", "budget": "comparison",
+}  # fmt: skip
 """The first key that a file has tells its kind: a study also has arms, and a study or a comparison may have a grid."""
 _NOUNS: dict[FileKind, str] = {"comparison": "a comparison of methods", "grid": "a grid of runs", "study": "a study"}
 _COMMAND_LINE = "command line"
@@ -84,14 +80,6 @@ class ResolvedExperiment:
         return place_of(path, self.origins, "") or None
 
 
-@dataclass(frozen=True, slots=True)
-class Override:
-    """`key.path=value` from the command line, or from a list of overrides elsewhere."""
-
-    path: KeyPath
-    value: Value
-
-
 def load_experiment(
     path: Path | str | Mapping[str, Value], overrides: Sequence[str] = (), *, given_at: str = _COMMAND_LINE
 ) -> ExperimentConfig:
@@ -101,15 +89,11 @@ def load_experiment(
     return resolve_experiment(path, overrides, given_at=given_at).config
 
 
+@importing_kinds()
 def resolve_experiment(
     path: Path | str | Mapping[str, Value], overrides: Sequence[str] = (), *, given_at: str = _COMMAND_LINE
 ) -> ResolvedExperiment:
     """The same, with the origin of every value."""
-    with importing_kinds():
-        return _resolved(path, overrides, given_at)
-
-
-def _resolved(path: Path | str | Mapping[str, Value], overrides: Sequence[str], given_at: str) -> ResolvedExperiment:
     if isinstance(path, Mapping):
         file, own = Path(given_at), given(dict(path), {}, given_at)
     else:
@@ -126,22 +110,23 @@ def _resolved(path: Path | str | Mapping[str, Value], overrides: Sequence[str], 
     chain, method = _presets(own, command_line, file)
     layers = Layers(command_line, own, method, chain)
     values, origins = layers.merged.plain()
-    _resolve_files(values, origins, default_where=str(file))
+    _resolve_files(values, origins, str(file))
     if layers.merged[STAGES].is_list:
         entries = layers.entries(lambda name: _preset("methods", str(name.flat({})), file, name.origin))
         for entry in entries.values():
-            _resolve_files(entry.values, entry.origins, default_where=str(file))
-        _refuse_misplaced(values, origins, entries)
+            _resolve_files(entry.values, entry.origins, str(file))
+        for name in (key for key in values if key in entries and key not in ExperimentConfig.model_fields):
+            place = max((path for path in origins if path[0] == name), key=len)
+            meant = ".".join((STAGES, *place))
+            raise ConfigError(f"{origins[place]}: {name}: unknown key; did you mean {meant}?")
         if not (command_line["stages"].value is None and own["stages"].value is None):
-            of_chain = Layers(Given({}), Given({}), Given({}), chain).entries(lambda name: Given({}))
+            of_chain = Layers(chain=chain).entries()
             added = {"sample", "difficulty"} - of_chain.keys()  # by their sections
             if list(of_chain) != [name for name in entries if name not in added]:  # in place of those of the chain
                 at, listed = origins.get(("chain",), ""), (command_line if command_line[STAGES].value else own)[STAGES]
                 is_same_place = at.rpartition(":")[0] == listed.origin.rpartition(":")[0]
                 if values.pop("chain", None) and listed.is_list and is_same_place:
-                    raise ConfigError(
-                        f"{listed.origin}: stages: a list takes the place of the chain ({at}); remove one of them"
-                    )
+                    raise ConfigError(f"{listed.origin}: stages: a list takes the place of the chain ({at}); keep one")
         if command_line["method"].value is not None and _have_methods(entries):
             raise ConfigError(
                 f"{command_line['method'].origin}: method: {values['method']} has no effect, since each stage that "
@@ -154,7 +139,7 @@ def _resolved(path: Path | str | Mapping[str, Value], overrides: Sequence[str], 
     try:
         config = ExperimentConfig.model_validate_json(json.dumps(values))
     except ValidationError as error:
-        raise ConfigError(explain(error, ExperimentConfig, origins, default_where=str(file), values=values)) from None
+        raise ConfigError(explain(error, ExperimentConfig, origins, otherwise=str(file), values=values)) from None
     is_rl_alone = config.method is not None and method.plain()[0].keys() <= {"chain", "objective", "rl"}
     if is_rl_alone and "rl" not in config.kinds:
         top = command_line.over(own)
@@ -169,14 +154,6 @@ def _resolved(path: Path | str | Mapping[str, Value], overrides: Sequence[str], 
     return ResolvedExperiment(config, values, origins)
 
 
-def _refuse_misplaced(values: Mapping[str, Value], origins: Mapping[KeyPath, str], stages: Collection[str]) -> None:
-    """Raise ConfigError for a stage that is named at the top, `opd.rl.steps` in place of `stages.opd.rl.steps`."""
-    for name in (key for key in values if key in stages and key not in ExperimentConfig.model_fields):
-        place = max((path for path in origins if path[0] == name), key=len)
-        given = ".".join(place)
-        raise ConfigError(f"{origins[place]}: {name}: unknown key; did you mean {STAGES}.{given}?")
-
-
 def read_overridden(path: Path, overrides: Sequence[str] = ()) -> tuple[dict[str, Value], dict[KeyPath, str]]:
     """The mapping in `path` and in what it extends, with `overrides` applied; and the origin of each of its keys."""
     return _layer(overrides, _COMMAND_LINE).over(_read_with_extends(path, ())).plain()
@@ -186,13 +163,10 @@ def chain_kinds(chain: str, experiment: Path, where: str) -> tuple[tuple[str, ..
     """The kinds of the stages in the preset of a chain, which `where` names; whether it has at most one stage of RL and
     no stage with anything of its own but inputs; and whether each stage that learns names its method. ConfigError if
     there is no such preset."""
-    preset = _preset("chains", chain, experiment, where)
-    entries = Layers(Given({}), Given({}), Given({}), preset).entries(lambda name: Given({}))
+    entries = Layers(chain=_preset("chains", chain, experiment, where)).entries()
     kinds = tuple(str(entry.values["kind"]) for entry in entries.values())
-    is_plain = kinds.count("rl") < 2 and all(
-        each.values.keys() <= {"kind", "inputs", "group"} for each in entries.values()
-    )
-    return kinds, is_plain, _have_methods(entries)
+    is_plain = all(each.values.keys() <= {"kind", "inputs", "group"} for each in entries.values())
+    return kinds, is_plain and kinds.count("rl") < 2, _have_methods(entries)
 
 
 def _have_methods(entries: Mapping[str, Entry]) -> bool:
@@ -275,9 +249,9 @@ def _preset(kind: PresetKind, name: str | None, experiment: Path, where: str = "
     )
 
 
-def parse_overrides(overrides: Sequence[str], origin: str) -> list[Override]:
-    """Parse `key.path=value` texts, the values in YAML."""
-    parsed = []
+def parse_overrides(overrides: Sequence[str], origin: str) -> list[tuple[KeyPath, Value]]:
+    """The paths and the values, in YAML, of `key.path=value` texts."""
+    parsed = list[tuple[KeyPath, Value]]()
     for text in overrides:
         key, separator, value = text.partition("=")
         path = tuple(key.strip().split("."))
@@ -288,21 +262,20 @@ def parse_overrides(overrides: Sequence[str], origin: str) -> list[Override]:
         if path == ("extends",):
             raise ConfigError(f"{origin}: extends cannot be overridden; give the other file in place of this one")
         try:
-            parsed.append(Override(path, parse_scalar(value)))
+            parsed.append((path, parse_scalar(value)))
         except YAMLError as error:
             reason = f" ({error.problem})" if isinstance(error, MarkedYAMLError) else ""
             shown = value if len(value) <= _MAX_SHOWN else f"{value[:_MAX_SHOWN]}..."
-            raise ConfigError(
-                f"{origin}: {key}: {shown!r} is not valid YAML{reason}; quote it or close its brackets"
-            ) from None
+            advice = "quote it or close its brackets"
+            raise ConfigError(f"{origin}: {key}: {shown!r} is not valid YAML{reason}; {advice}") from None
     return parsed
 
 
 def _layer(overrides: Sequence[str], origin: str) -> Given:
     layer = Given({})
-    for each in parse_overrides(overrides, origin):
-        one = given(each.value, {}, origin, each.path)
-        for part in reversed(each.path):
+    for path, value in parse_overrides(overrides, origin):
+        one = given(value, {}, origin, path)
+        for part in reversed(path):
             one = Given({part: one}, origin)
         layer = one.over(layer)
     return layer
@@ -317,21 +290,29 @@ def _section(values: Value, path: KeyPath) -> dict[str, Value]:
     return found if isinstance(found, dict) else {}
 
 
-def _resolve_files(values: dict[str, Value], origins: dict[KeyPath, str], default_where: str) -> None:
-    """Resolve, in place, what stands for a file or its text."""
-    resolve_recipes(values, origins, default_where)
-    _resolve_data_files(values, origins)
-    _resolve_template_files(values, origins, default_where)
+def _resolve_files(values: dict[str, Value], origins: dict[KeyPath, str], otherwise: str) -> None:
+    """Resolve, in place, what stands for a file or its text. A relative path of data that lies in the folder of the
+    file which names it becomes whole."""
+    resolve_recipes(values, origins, otherwise)
+    for path in _sources(values):
+        source = _at(values, path)
+        text = source.get("path") if isinstance(source, dict) and source.get("kind") == "file" else None
+        if not isinstance(text, str) or text.startswith("~"):
+            continue
+        beside = folder_of_origin(origins.get((*path, "path"))) / text
+        if beside.resolve() != Path(text).resolve() and any(file.is_file() for file in expand_pattern(str(beside))):
+            _section(values, path[:-1])[path[-1]] = {**_section(values, path), "path": str(beside.resolve())}
+    _resolve_template_files(values, origins, otherwise)
 
 
-def resolve_recipes(values: dict[str, Value], origins: dict[KeyPath, str], default_where: str) -> None:
+def resolve_recipes(values: dict[str, Value], origins: dict[KeyPath, str], otherwise: str) -> None:
     """Replace every recipe among the data sources in place, with its file's lines. ConfigError names the line of an
     unknown key or recipe, or of a `file` that does not fit."""
     for path in _sources(values):
         asked = _at(values, path)
         if not isinstance(asked, dict) or asked.get("kind") != "recipe":
             continue
-        where = f"{origins.get(path, default_where)}: {'.'.join(path)}"
+        where = f"{origins.get(path, otherwise)}: {'.'.join(path)}"
         if unknown := sorted(set(asked) - set(_RECIPE_KEYS)):
             raise ConfigError(f"{where}: unknown key {unknown[0]!r} of a recipe; allowed: {', '.join(_RECIPE_KEYS)}")
         name, file, files = asked.get("name"), asked.get("path"), recipe_files()
@@ -350,7 +331,7 @@ def resolve_recipes(values: dict[str, Value], origins: dict[KeyPath, str], defau
                 raise ConfigError(f"{where}.file has no effect with a recipe of kind {recipe.get('kind')}; remove it")
             recipe = {key: value for key, value in recipe.items() if key not in _HUB_ONLY}
             recipe |= {"kind": "file", "path": asked["file"]}
-            origins[*path, "path"] = origins.get((*path, "file"), default_where)
+            origins[*path, "path"] = origins.get((*path, "file"), otherwise)
         _section(values, path[:-1])[path[-1]] = {**recipe, **{key: asked[key] for key in _KEPT if key in asked}}
 
 
@@ -364,19 +345,7 @@ def _sources(values: dict[str, Value]) -> list[KeyPath]:
     return paths
 
 
-def _resolve_data_files(values: dict[str, Value], origins: Mapping[KeyPath, str]) -> None:
-    """Complete, in place, every relative path of data that lies in the folder of the file which names it."""
-    for path in _sources(values):
-        source = _at(values, path)
-        text = source.get("path") if isinstance(source, dict) and source.get("kind") == "file" else None
-        if not isinstance(text, str) or text.startswith("~"):
-            continue
-        beside = folder_of_origin(origins.get((*path, "path"))) / text
-        if beside.resolve() != Path(text).resolve() and any(file.is_file() for file in expand_pattern(str(beside))):
-            _section(values, path[:-1])[path[-1]] = {**_section(values, path), "path": str(beside.resolve())}
-
-
-def _resolve_template_files(values: dict[str, Value], origins: dict[KeyPath, str], default_where: str) -> None:
+def _resolve_template_files(values: dict[str, Value], origins: dict[KeyPath, str], otherwise: str) -> None:
     """Replace every template of `evaluation` that names a file, in place, by the file's text without a last line break.
     ConfigError names the line of a file that cannot be read or lacks the slot of the question."""
     suites = ("evaluation", "suites")
@@ -387,7 +356,7 @@ def _resolve_template_files(values: dict[str, Value], origins: dict[KeyPath, str
             continue
         if "/" not in template and not Path(template).suffix:
             continue
-        file, where = Path(template).expanduser(), origins.get((*path, "template"), default_where)
+        file, where = Path(template).expanduser(), origins.get((*path, "template"), otherwise)
         place = f"{where}: {'.'.join(path)}.template: {file}"
         try:
             refuse_special(file)
@@ -398,7 +367,5 @@ def _resolve_template_files(values: dict[str, Value], origins: dict[KeyPath, str
             reason = "it is not UTF-8 text" if isinstance(error, UnicodeDecodeError) else error.strerror
             raise ConfigError(f"{place}: cannot be read ({reason})") from None
         if (count := text.count(QUESTION_SLOT)) != 1:
-            raise ConfigError(
-                f"{place}: must have {QUESTION_SLOT} once, where the question goes; it has it {count} times"
-            )
+            raise ConfigError(f"{place}: must have {QUESTION_SLOT} once, where the question goes; it has {count}")
         section["template"] = text.removesuffix("\n")

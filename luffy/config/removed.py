@@ -14,8 +14,14 @@ _OWN_CODE = (
 )
 _SANDBOX = "what can be set is call_cpu_s, call_wall_s, memory_mib and max_threads; remove it"
 _SERVERS = "engines on servers elsewhere are gone; cluster: ray has engines on other machines"
-
-
+_MEASURED = "the section difficulty chooses prompts by a policy's pass rates"
+_STEPS = "give optimizer_steps; tokens and rollouts are reported as costs"
+_BUCKETS = "buckets are drawn as in the ExGRPO paper; remove it"
+_COUNTED = "runs of 13 words are compared, half of which are enough; remove it"
+_LIMITS = {
+    "interrupt_grace_s": 1.0, "session_cpu_s": 120.0, "session_wall_s": 3600.0, "tmp_mib": 64, "file_mib": 64,
+    "max_files": 2000, "max_open_files": 64, "shown_output_bytes": 8192, "printed_bytes": 1 << 20,
+}  # fmt: skip
 _CELLS = "give each situation as a cell: cells: {NAME: {label: TEXT, overrides: [KEY=VALUE]}}"
 _STARTS = "what rows are given stands in one place, as in the presets of exp_configs/methods: objective.group.starts:"
 
@@ -30,18 +36,16 @@ class Removed(NamedTuple):
 
 
 REMOVED: Mapping[str, Removed] = {
-    "attention": Removed(
-        "sdpa", "it is torch's own: packing decides whether a GPU attends to all sequences in one call; remove it"
-    ),
-    "filters.difficulty": Removed(None, "the section difficulty chooses prompts by a policy's pass rates"),
-    "filters.difficulty_boundary_tokens": Removed(None, "the section difficulty chooses prompts by pass rates"),
+    "attention": Removed("sdpa", "it is torch's own, and packing decides what a call attends to; remove it"),
+    "filters.difficulty": Removed(None, _MEASURED),
+    "filters.difficulty_boundary_tokens": Removed(None, _MEASURED),
     "expert_iteration": Removed(
         None,
         "the chain repeats its rounds: stages.rounds.repeat=3; with stages.rounds.stages.sft.inputs=null each goes on "
         "from the one before",
     ),
     "difficulty.policy": Removed(
-        "base", "the stage measures the newest policy: put difficulty into stages, behind the one that makes it"
+        "base", "the newest policy is measured: put difficulty behind the stage that makes it"
     ),
     "group_measures": Removed(
         {},
@@ -50,7 +54,7 @@ REMOVED: Mapping[str, Removed] = {
     ),
     "mlflow": Removed(None, "tracking.wandb and tracking.tensorboard show a run, and metrics.jsonl has its numbers"),
     "offload_parameters": Removed(
-        False, "weights stay on the GPU, with zero_stage: 3 in shares: use more ranks, or offload_optimizer"
+        False, "weights stay on the GPU: use zero_stage: 3 on more ranks, or offload_optimizer"
     ),
     "rl.teacher": Removed(None, "teachers have names: rl.teachers={teacher: {kind: model, path: FOLDER}}"),
     "rl_teacher": Removed({}, "servers go by the names of rl.teachers: execution.rl_teachers.NAME.urls=[URL]"),
@@ -63,19 +67,15 @@ REMOVED: Mapping[str, Removed] = {
     "unsafe_local": Removed(False, "model-written code runs under bubblewrap alone (apt-get install bubblewrap)"),
     "sft.max_tokens": Removed(None, "give sft.epochs or sft.steps"),
     "rl.max_tokens": Removed(None, "give rl.steps"),
-    "budget.tokens": Removed(None, "give optimizer_steps; tokens are reported as costs"),
-    "budget.rollouts": Removed(None, "give optimizer_steps; rollouts are reported as costs"),
-    "budget.max_optimizer_steps": Removed(None, "give optimizer_steps"),
+    **{f"budget.{name}": Removed(None, _STEPS) for name in ("tokens", "rollouts", "max_optimizer_steps")},
     "sft_tokens": Removed(None, "give sft_steps"),
-    "dashboard": Removed(
-        False, "start a cluster with its dashboard (ray start --head), and give execution.ray.address"
-    ),
+    "dashboard": Removed(False, "ray start --head starts a cluster with its dashboard: give execution.ray.address"),
     "connect_timeout_s": Removed(10.0, "servers have ten seconds to accept a connection; remove it"),
     "log_level": Removed("info", "log.txt of a stage has its messages from the level INFO on; remove it"),
     "advantage.off_policy_scale": Removed(1.0, "give the terms on off-policy tokens a coefficient"),
     "advantage.on_policy_scale": Removed(1.0, "give the terms on on-policy tokens a coefficient"),
-    "replay.bucket_mean": Removed(0.5, "buckets are drawn as in the ExGRPO paper; remove it"),
-    "replay.bucket_std": Removed(0.125, "buckets are drawn as in the ExGRPO paper; remove it"),
+    "replay.bucket_mean": Removed(0.5, _BUCKETS),
+    "replay.bucket_std": Removed(0.125, _BUCKETS),
     "replay.retire_solved": Removed(True, "a prompt whose rollouts are all right is never replayed; remove it"),
     "group.off_policy": Removed(0, f"{_STARTS} {{trace: {{show: {{kind: trace}}, rows: 1}}}}"),
     "group.off_policy_when_accuracy_at_most": Removed(
@@ -100,20 +100,12 @@ REMOVED: Mapping[str, Removed] = {
     "scoring.version": Removed(0, _OWN_CODE),
     "exact.ignore_case": Removed(True, "exact never looks at case; use a grader of kind custom where it matters"),
     "judge.max_answer_chars": Removed(8000, "a judge sees the last 8000 characters of an answer; remove it"),
-    "limits.interrupt_grace_s": Removed(1.0, _SANDBOX),
-    "limits.session_cpu_s": Removed(120.0, _SANDBOX),
-    "limits.session_wall_s": Removed(3600.0, _SANDBOX),
-    "limits.tmp_mib": Removed(64, _SANDBOX),
-    "limits.file_mib": Removed(64, _SANDBOX),
-    "limits.max_files": Removed(2000, _SANDBOX),
-    "limits.max_open_files": Removed(64, _SANDBOX),
-    "limits.shown_output_bytes": Removed(8192, _SANDBOX),
-    "limits.printed_bytes": Removed(1 << 20, _SANDBOX),
+    **{f"limits.{name}": Removed(default, _SANDBOX) for name, default in _LIMITS.items()},
     "data.rejected_samples": Removed(5, "quarantine.jsonl shows five rows for each source and reason; remove it"),
     "luffy_parquet": Removed(False, "train.parquet has the columns of LUFFY's file; rewrite it with pyarrow"),
     "author_column": Removed(None, "give traces.author, or rows with the column traces, each trace with its author"),
-    "decontamination.ngram": Removed(13, "runs of 13 words are compared; remove it"),
-    "decontamination.overlap": Removed(0.5, "half of a problem's word runs are enough; remove it"),
+    "decontamination.ngram": Removed(13, _COUNTED),
+    "decontamination.overlap": Removed(0.5, _COUNTED),
     "axes": Removed(None, f"{_CELLS}; a level that left the centre is the cell AXIS-LEVEL"),
     "interactions": Removed(None, _CELLS),
     "seeds_elsewhere": Removed(None, "a cell that has other seeds than the study gives them: cells.NAME.seeds"),
@@ -176,17 +168,13 @@ def without_removed(values: Value, *, finished: bool = False, section: str = "")
 
 
 def _removed(path: KeyPath, kind: object) -> Removed | None:
-    names = (*_names(path), f"{kind}.{path[-1]}")
-    return next((REMOVED[name] for name in names if name in REMOVED), None)
+    return next((REMOVED[name] for name in (*_names(path), f"{kind}.{path[-1]}") if name in REMOVED), None)
 
 
 def _names(path: KeyPath) -> tuple[str, str]:
     """The field's name, alone and with its section's; an element of a list goes by the list's."""
     path = path[:-1] if path[-1].isdigit() else path
     return path[-1], ".".join(path[-2:])
-
-
-_DOSES = {"evenly_spaced": "even", "by_success": "ladder"}
 
 
 def _starts(group: Mapping[str, Any]) -> Value:
@@ -199,8 +187,8 @@ def _starts(group: Mapping[str, Any]) -> Value:
         given["when"] = group["guidance"]
     starts: dict[str, Any] = {}
     if rows and (prefix := group.get("prefix")):
-        length = dict(prefix["length"])
-        length["kind"] = _DOSES.get(length["kind"], length["kind"])
+        length, renamed = dict(prefix["length"]), {"evenly_spaced": "even", "by_success": "ladder"}
+        length["kind"] = renamed.get(length["kind"], length["kind"])
         if "chunks" in length:
             length["pieces"] = length.pop("chunks")
         starts["prefix"] = {"show": {"kind": "prefix"}, "dose": length, "shared": prefix["shared"], **given}
@@ -209,7 +197,8 @@ def _starts(group: Mapping[str, Any]) -> Value:
     if hint := group.get("hint"):
         starts["hint"] = _hint(hint)
     if retry := group.get("retry"):
-        show = {name: value for name, value in retry.items() if name not in _OF_ROWS}
+        of_rows = ("num_rows", "keep", "learn", "accuracy_at_most")
+        show = {name: value for name, value in retry.items() if name not in of_rows}
         starts["critique"] = {"show": {"kind": "critique", **show}, **_second_round(retry, retry["num_rows"])}
     if anchor := group.get("anchor"):
         starts["anchor"] = {
@@ -220,9 +209,6 @@ def _starts(group: Mapping[str, Any]) -> Value:
             "keep": "nearest",
         }
     return starts
-
-
-_OF_ROWS = ("num_rows", "keep", "learn", "accuracy_at_most")
 
 
 def _second_round(second: Mapping[str, Any], rows: int) -> dict[str, Any]:

@@ -88,14 +88,11 @@ class SFTSettings(StrictModel):
 
     @property
     def depends_on_length(self) -> bool:
-        sft = self.sft
-        return (
-            sft.steps is None
-            or sft.steps % sft.steps_per_phase > 0
-            or sft.optimizer.schedule.depends_on_length
-            or sft.objective.depends_on_length
-            or (self.validation is not None and self.validation.shows_last_step(sft.steps))
-        )
+        sft, validation = self.sft, self.validation
+        if sft.steps is None or sft.steps % sft.steps_per_phase:
+            return True
+        is_shown = validation is not None and validation.shows_last_step(sft.steps)
+        return is_shown or sft.optimizer.schedule.depends_on_length or sft.objective.depends_on_length
 
 
 class RLSettings(_Graded):
@@ -149,10 +146,9 @@ class ReportSettings(StrictModel):
 
     @classmethod
     def read(cls, values: Mapping[str, object]) -> Self:
-        experiment = values.get("experiment")
-        return (
-            cls(experiment=ExperimentConfig.read(experiment)) if isinstance(experiment, dict) else super().read(values)
-        )
+        if not isinstance(experiment := values.get("experiment"), dict):
+            return super().read(values)
+        return cls(experiment=ExperimentConfig.read(experiment))
 
 
 def cluster_gpus(config: ExperimentConfig) -> int:
@@ -322,7 +318,7 @@ def settings_of(stage: StageNode) -> StageSettings:
             return kind.configure(config)
         return _settings(kind.settings, config, **({"options": stage.options} if stage.options else {}))
     except ValidationError as error:
-        raise ConfigError(explain(error, kind.settings, {}, default_where=f"stages.{stage.name}")) from None
+        raise ConfigError(explain(error, kind.settings, {}, otherwise=f"stages.{stage.name}")) from None
 
 
 def gpus_in(config: ExperimentConfig, kind: StageKind) -> int:

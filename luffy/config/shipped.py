@@ -32,10 +32,8 @@ def experiment_file(text: Path | str) -> Path:
     if "=" in str(text):
         raise ConfigError(f"{text}: no such file; the experiment comes first, then its overrides: CONFIG {text}")
     names = experiment_names()
-    raise ConfigError(
-        f"{text}: no such file; {nearest(str(text), names, _QUESTION)}give the path of a YAML file, or a shipped name: "
-        f"{', '.join(names)}"
-    )
+    advice = f"{nearest(str(text), names, _QUESTION)}give the path of a YAML file, or a shipped name"
+    raise ConfigError(f"{text}: no such file; {advice}: {', '.join(names)}")
 
 
 def folder_of_origin(where: str | None, otherwise: Path = Path()) -> Path:
@@ -55,10 +53,8 @@ def named_file(text: str, beside: Path, where: str, kind: PresetKind | None = No
     if len(Path(text).parts) == 1 and shipped.is_file():
         return shipped
     if kind is None and text in available_presets("methods"):
-        raise ConfigError(
-            f"{where}: {text} is a method, not an experiment; to run a method of your own: luffy run EXPERIMENT "
-            "method=FILE.yaml"
-        )
+        how = "to run a method of your own: luffy run EXPERIMENT method=FILE.yaml"
+        raise ConfigError(f"{where}: {text} is a method, not an experiment; {how}")
     names = experiment_names() if kind is None else available_presets(kind)
     raise ConfigError(
         f"{where}: {text}: no such file; {nearest(Path(text).stem, names, _QUESTION)}give a path from "

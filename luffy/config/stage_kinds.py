@@ -224,9 +224,8 @@ def kind_of(name: str) -> StageKind:
     if ":" in name:
         if not (_may_import.get() or any(kind.origin == name for kind in STAGE_KINDS.values())):
             raise ValueError(f"{name} is imported only where its experiment is run or planned")
-        found, complaint = _imported_kind(name)
-        if found is None:
-            raise ValueError(complaint)
+        if isinstance(found := _imported_kind(name), str):
+            raise ValueError(found)
         return found
     if name not in STAGE_KINDS:
         quoted = [repr(known) for known in STAGE_KINDS]
@@ -246,32 +245,25 @@ def importing_kinds() -> Iterator[None]:
 
 
 @functools.cache
-def _imported_kind(path: str) -> tuple[StageKind | None, str]:
-    """The kind that `path` names; None with a complaint. Once in a process: a second import would not load torch."""
+def _imported_kind(path: str) -> StageKind | str:
+    """The kind that `path` names, or a complaint. Once in a process: a second import would not load torch."""
     had_torch = "torch" in sys.modules
     try:
         found = imported(path)
     except NotImported as error:
-        return None, str(error)
+        return str(error)
     if not isinstance(found, StageKind):
-        return None, f"{path} is no StageKind of luffy.config.stage_kinds, but a {type(found).__name__}"
+        return f"{path} is no StageKind of luffy.config.stage_kinds, but a {type(found).__name__}"
     if "torch" in sys.modules and not had_torch:
         module = path.partition(":")[0]
-        return None, f"{module} imports torch at its top, for which each command would wait; import it in the stage"
+        return f"{module} imports torch at its top, for which each command would wait; import it in the stage"
     if found.name in STAGE_KINDS or re.fullmatch(r"[a-z][a-z0-9_]*", found.name) is None:
-        return None, (
-            f"{path}: its name {found.name!r} must be one that no other kind has, of small letters, digits and _"
-        )
+        return f"{path}: its name {found.name!r} must be one that no other kind has, of small letters, digits and _"
     if found.settings is None:
-        return None, f"{path}: has no settings; give it a class of luffy.config.strict.StrictModel"
+        return f"{path}: has no settings; give it a class of luffy.config.strict.StrictModel"
     _KNOWN[found.name] = replace(found, origin=path)
-    return _KNOWN[found.name], ""
+    return _KNOWN[found.name]
 
 
-def _registered(name: str) -> str:
-    kind_of(name)
-    return name
-
-
-StageName = Annotated[str, AfterValidator(_registered)]
+StageName = Annotated[str, AfterValidator(lambda name: kind_of(name) and name)]
 """The name of a kind, or `package.module:NAME` of the user's own."""

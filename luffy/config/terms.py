@@ -328,12 +328,7 @@ def _at(temperature: Temperature) -> str:
 
 
 _KL_FORMULAS = {"k1": "log p - log q", "k2": "(log p - log q)^2 / 2", "k3": "q / p - 1 - log(q / p)"}
-_ANCHORS = {
-    "reference": "the reference policy",
-    "old": "pi_old",
-    "behavior": "mu",
-    "teacher": "the row's teacher",
-}
+_ANCHORS = {"reference": "the reference policy", "old": "pi_old", "behavior": "mu", "teacher": "the row's teacher"}
 
 
 class KLLoss(StrictModel):

@@ -85,9 +85,7 @@ for _reader in (_Loader, _ExplainingLoader):
         for first, known in _reader.yaml_implicit_resolvers.items()
     }
     _reader.add_implicit_resolver(
-        "tag:yaml.org,2002:int",
-        re.compile(r"^[-+]?(?:0|[1-9][0-9_]*|0x[0-9a-fA-F]+)$"),
-        list("-+0123456789"),
+        "tag:yaml.org,2002:int", re.compile(r"^[-+]?(?:0|[1-9][0-9_]*|0x[0-9a-fA-F]+)$"), list("-+0123456789")
     )
     _reader.yaml_constructors = {
         tag: construct for tag, construct in _reader.yaml_constructors.items() if tag not in _NOT_IN_JSON

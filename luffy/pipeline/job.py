@@ -105,4 +105,4 @@ def read_job(path: Path) -> StageJob:
     try:
         return StageJob.model_validate_json(json.dumps(known))
     except ValidationError as error:
-        raise ConfigError(explain(error, StageJob, origins, default_where=str(path))) from None
+        raise ConfigError(explain(error, StageJob, origins, otherwise=str(path))) from None

@@ -24,7 +24,6 @@ from luffy.pipeline.workspace import Workspace, find_workspace
 from luffy.report.page import html
 from luffy.report.sweep_pages import study_figure, study_page
 
-_FLOW = "luffy.flows.run_sweep:run_sweep"
 _HELP = "YAML file of a comparison, a grid, a study or an experiment, or the name of a shipped one (compare_arithmetic)"
 
 
@@ -76,14 +75,9 @@ def compare(
         show_sweep_plan(sweep, where, selected, verify=verify)
     else:
         check(sweep.started_with(selected), where)
-        parameters: dict[str, object] = {
-            "config_file": config,
-            "overrides": overrides or [],
-            "over": over or [],
-            "seeds": seeds or [],
-        }
+        parameters = {"config_file": config, "overrides": overrides or [], "over": over or [], "seeds": seeds or []}
         parameters |= {"cells": list(selected) if sweep.design.cells else [], "verify": verify}
-        return launch(_FLOW, parameters, where, None, debug=debug)
+        return launch("luffy.flows.run_sweep:run_sweep", parameters, where, None, debug=debug)
     return EXIT_OK
 
 
@@ -103,15 +97,12 @@ def _collect(study: Sweep, workspace: Workspace, *, verify: bool) -> None:
             in_design = read_sweep_results(files).where(cell=study.cells, arm=("", *study.design.arms))
             results = joined_results(in_design, results)
         except DataError as error:
-            raise UserError(
-                f"{files[0]}: does not go with workspace {workspace.root} ({error}); delete "
-                f"{files[0].name} and {files[1].name} to write only the results of this workspace"
-            ) from None
+            advice = f"delete {files[0].name} and {files[1].name} to write only the results of this workspace"
+            raise UserError(f"{files[0]}: does not go with workspace {workspace.root} ({error}); {advice}") from None
     write_results(results, files)
-    runs = results.where(role=(REPORTED, TRIED)).outcomes[["cell", "role", "arm", "point", "seed"]]
-    num_runs = len(runs.drop_duplicates())
+    runs = results.where(role=(REPORTED, TRIED)).outcomes[["cell", "role", "arm", "point", "seed"]].drop_duplicates()
     for path in files:
-        say(f"{path}: {num_runs} runs, {path.stat().st_size:,} bytes")
+        say(f"{path}: {len(runs)} runs, {path.stat().st_size:,} bytes")
 
 
 def _write_pages(study: Sweep) -> None:

@@ -112,7 +112,8 @@ def evaluate(
     """
     where = find_workspace(workspace)
     if responses:
-        others = {"--steps": steps, "--suite": suites, "--url": urls, "--dry-run": dry_run}
+        others: dict[str, object] = {"--steps": steps, "--suite": suites, "--url": urls, "--request": request}
+        others |= {"--chat-template": chat_template, "--dry-run": dry_run, "--verify": verify}
         if extra := [name for name, value in others.items() if value]:
             raise ConfigError(f"{extra[0]} has no effect with --responses; remove it")
         experiment = None if config is None else load_experiment(config, overrides or ())

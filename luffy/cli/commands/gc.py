@@ -33,9 +33,7 @@ def gc(
     for note in found.notes:
         say(f"left alone: {note}")
     if garbage:
-        rows = [
-            (str(each.path.relative_to(where.root)), size_words(measure(each.path)), each.reason) for each in garbage
-        ]
+        rows = [(str(it.path.relative_to(where.root)), size_words(measure(it.path)), it.reason) for it in garbage]
         show_rows(("what", "size", "why"), rows)
     total = size_words(freed_bytes(*(item.path for item in garbage)))
     if not delete:

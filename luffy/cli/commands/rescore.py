@@ -61,13 +61,11 @@ def rescore(
         notes.append(f"{stage} does not say where its data is: graded without the questions and their options")
     else:
         problems = read_problems(data / "suites", chosen)
-    folder = out
-    if folder is None:
-        name = grader
-        if not grader.isidentifier():  # written out in YAML: its beginning and a hash
-            name = "".join(c if c.isalnum() or c in "_-" else "_" for c in grader).strip("_")
-            name = f"{name[:_MAX_FOLDER_NAME]}_{hashlib.sha256(grader.encode()).hexdigest()[:8]}"
-        folder = stage / "rescored" / name
+    name = grader
+    if not grader.isidentifier():  # written out in YAML: its beginning and a hash
+        name = "".join(c if c.isalnum() or c in "_-" else "_" for c in grader).strip("_")
+        name = f"{name[:_MAX_FOLDER_NAME]}_{hashlib.sha256(grader.encode()).hexdigest()[:8]}"
+    folder = out or stage / "rescored" / name
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -109,20 +107,13 @@ def diff(
     say(f"{second} minus {first}, in percentage points")
     rows = []
     for part in changes.cells:
-        paired = part.comparison.paired
-        low, high = paired.difference.interval
-        rows.append(
-            (
-                *part.cell,
-                str(paired.difference.num_problems),
-                *(f"{100 * share:.1f}" for share in part.accuracies),
-                f"{100 * paired.difference.value:+.1f}",
-                f"[{100 * low:+.1f}, {100 * high:+.1f}] {paired.difference.method}",
-                f"{paired.wins}/{paired.ties}/{paired.losses}",
-                f"{part.comparison.adjusted_p:.2g}",
-                "significant" if part.comparison.is_significant else "",
-            )
-        )
+        paired, found = part.comparison.paired, part.comparison.paired.difference
+        low, high = found.interval
+        shares, counts = (f"{100 * share:.1f}" for share in part.accuracies), (paired.wins, paired.ties, paired.losses)
+        interval = f"[{100 * low:+.1f}, {100 * high:+.1f}] {found.method}"
+        verdict = (f"{part.comparison.adjusted_p:.2g}", "significant" if part.comparison.is_significant else "")
+        difference = (f"{100 * found.value:+.1f}", interval, "/".join(map(str, counts)))
+        rows.append((*part.cell, str(found.num_problems), *shares, *difference, *verdict))
     show_rows(_COMPARISON_HEADER, rows)
     for suite, decoding in changes.left_out:
         say(f"{suite}, {decoding}: only in one of the two")
@@ -138,8 +129,7 @@ def diff(
         if problems:
             show_rows(_PROBLEM_HEADER, problems)
         if part.only_first or part.only_second:
-            only = f"{part.only_first} problems only in the first, {part.only_second} only in the second"
-            say(f"not compared: {only}")
+            say(f"not compared: {part.only_first} problems only in the first, {part.only_second} only in the second")
         if part.other_reference:
             say(f"{part.other_reference} problems have another reference answer in the second evaluation")
     return EXIT_OK
@@ -180,8 +170,7 @@ def _chosen(evaluation: FinishedEvaluation, suites: Sequence[str], kind: GraderK
     graders: dict[str, set[str]] = {}
     for row in evaluation.results.rows:
         graders.setdefault(row.suite, set()).update(row.graders)
-    unknown = [name for name in suites if name not in graders]
-    if unknown:
+    if unknown := [name for name in suites if name not in graders]:
         raise ConfigError(f"--suite {unknown[0]}: is not in this evaluation; there are {', '.join(graders)}")
     if suites:
         return [name for name in graders if name in suites], []

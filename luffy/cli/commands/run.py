@@ -5,14 +5,7 @@ from typing import Annotated
 
 from typer import BadParameter, Option
 
-from luffy.cli.options import (
-    Config,
-    Debug,
-    DryRun,
-    Overrides,
-    Verify,
-    WorkspaceFolder,
-)
+from luffy.cli.options import Config, Debug, DryRun, Overrides, Verify, WorkspaceFolder
 from luffy.cli.planning import check, show_plan, show_sweep_plan
 from luffy.config import load_experiment
 from luffy.config.many_runs.sweep_runs import kind_of_file, load_sweep

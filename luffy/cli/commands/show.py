@@ -54,8 +54,8 @@ def show(
     where = find_workspace(workspace)
     if run is None or leaderboard:
         asked = (samples, stage, reward, prompt)
-        if leaderboard and run is not None:
-            raise ConfigError(f"--leaderboard ranks the whole workspace: leave out {run}")
+        if leaderboard and (left_out := run or ("--tag" if tag else None)):
+            raise ConfigError(f"--leaderboard ranks the whole workspace: leave out {left_out}")
         if everything or any(value is not None for value in asked):
             raise ConfigError("RUN: missing; luffy show lists the runs")
         if leaderboard:

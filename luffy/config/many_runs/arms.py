@@ -10,13 +10,7 @@ from luffy.config.chain import StageNode, instances_of
 from luffy.config.evaluation import VALIDATION
 from luffy.config.experiment import ExperimentConfig
 from luffy.config.load import chain_kinds, load_experiment
-from luffy.config.many_runs.sweep_design import (
-    ArmConfig,
-    GridPoint,
-    SelectConfig,
-    SweepDesign,
-    grid_points,
-)
+from luffy.config.many_runs.sweep_design import ArmConfig, GridPoint, SelectConfig, SweepDesign, grid_points
 from luffy.config.settings import evaluate_settings, settings_of
 from luffy.config.shipped import named_file
 from luffy.config.strict import OF_ONE_MACHINE
@@ -37,14 +31,9 @@ _REASONS = {
     **dict.fromkeys(_NAMED, "the arm's chain and method, and the comparison's name, decide it"),
 }
 _EQUAL = (
-    "rl.prompts_per_step",
-    "rl.prompts_per_update",
-    "rl.passes",
-    "rl.max_response_tokens",
-    "rl.stop",
-    "rl.temperature",
+    "rl.prompts_per_step", "rl.prompts_per_update", "rl.passes", "rl.max_response_tokens", "rl.stop", "rl.temperature",
     "objective.group.size",
-)
+)  # fmt: skip
 """What an RL step takes."""
 
 
@@ -61,7 +50,6 @@ class Candidate:
 class _ArmPlan:
     """An arm as given in YAML."""
 
-    name: str
     config: ArmConfig
     where: str
 
@@ -82,29 +70,32 @@ def candidates_of_arms(design: SweepDesign, path: Path, origins: Mapping[KeyPath
     _refuse_fixed(design.grid or (), in_grids, place("grid"), "grid")
     for name, arm in design.arms.items():
         _refuse_fixed(arm.grid or (), in_grids, f"{place('arms', name, 'grid')}: arms.{name}", "grid")
-    plans = {name: _ArmPlan(name, arm, f"{place('arms', name)}: arms.{name}") for name, arm in design.arms.items()}
-    points = _points_of_arms(design, list(plans.values()))
+    plans = {name: _ArmPlan(arm, f"{place('arms', name)}: arms.{name}") for name, arm in design.arms.items()}
+    points = {name: grid_points(arm.grid or design.grid) for name, arm in design.arms.items()}
+    first, *_ = plans
+    for name, plan in plans.items():
+        if (number := len(points[name])) != (wanted := len(points[first])):
+            plan.refuse(
+                f"grid: has {number} points, and that of arm {first} {wanted}: every arm needs the same number of "
+                "points; change one of them"
+            )
     # First one of each arm, so that a mistake of an arm is found before another arm's grid is loaded.
-    loaded = {name: [_load_arm(plan, design, experiment, points[name][0])] for name, plan in plans.items()}
+    loaded = {name: [_load_arm(name, plan, design, experiment, points[name][0])] for name, plan in plans.items()}
     _check_equal({name: each[0] for name, each in loaded.items()}, plans)
-    first = next(iter(plans))
     for name, plan in plans.items():
         for point in points[name][1:]:
-            tried = _load_arm(plan, design, experiment, point)
+            tried = _load_arm(name, plan, design, experiment, point)
             _check_equal({first: loaded[first][0], name: tried}, plans)
             learned = [_settings_of(learning(each)) for each in (*loaded[name], tried)]
             if learned[-1] in learned[:-1]:  # fewer tries than the others get
-                same = points[name][learned.index(learned[-1])]
-                plan.refuse(
-                    f"grid: {point.text} and {same.text} are the same run: a key of them changes nothing in this arm"
-                )
+                same = points[name][learned.index(learned[-1])].text
+                plan.refuse(f"grid: {point.text} and {same} are the same run: a key changes nothing in this arm")
             loaded[name].append(tried)
     if design.select is not None:
         for key, complaint in _complaints_about_selection(loaded[first][0], design.select):
             raise ConfigError(f"{place('select', key)}: select.{key}: {complaint}")
-    return tuple(
-        Candidate(name, point, each) for name in plans for point, each in zip(points[name], loaded[name], strict=True)
-    )
+    found = ((name, *each) for name in plans for each in zip(points[name], loaded[name], strict=True))
+    return tuple(Candidate(*each) for each in found)
 
 
 def _refuse_fixed(overrides: Iterable[str], fixed: Sequence[str], where: str, what: str) -> None:
@@ -127,20 +118,7 @@ def of_stages(key: str) -> str:
     return ".".join(parts)
 
 
-def _points_of_arms(design: SweepDesign, arms: Sequence[_ArmPlan]) -> dict[str, tuple[GridPoint, ...]]:
-    """The points that each arm tries, equally many; ConfigError where that cannot be."""
-    first = arms[0].name
-    points = {arm.name: grid_points(arm.config.grid or design.grid) for arm in arms}
-    for arm in arms:
-        if (number := len(points[arm.name])) != len(points[first]):
-            arm.refuse(
-                f"grid: has {number} points, and that of arm {first} {len(points[first])}: "
-                "every arm needs the same number of points; change one of them"
-            )
-    return points
-
-
-def _load_arm(arm: _ArmPlan, design: SweepDesign, experiment: Path, point: GridPoint) -> ExperimentConfig:
+def _load_arm(name: str, arm: _ArmPlan, design: SweepDesign, experiment: Path, point: GridPoint) -> ExperimentConfig:
     """An arm's experiment at `point`, sized to the budget; its seeds are still those of the file."""
     own, budget = arm.config, design.budget
     assert budget is not None
@@ -151,7 +129,7 @@ def _load_arm(arm: _ArmPlan, design: SweepDesign, experiment: Path, point: GridP
         arm.refuse(f"method: {own.method} has no effect, since chain {own.chain} names that of each stage; remove it")
     if not has_methods and own.method is None:
         arm.refuse(f"method: missing, and stages of chain {own.chain} name none; give one")
-    named = [f"name={design.name}.{arm.name}", f"chain={own.chain}"]
+    named = [f"name={design.name}.{name}", f"chain={own.chain}"]
     named += [] if own.method is None else [f"method={own.method}"]
     overrides = [*design.overrides, *own.overrides, *point.overrides, *named]
     any_length = _lengths(kinds, 10**6, 10**6) if is_plain else []
@@ -186,9 +164,7 @@ def _lengths_by_steps(arm: _ArmPlan, budget: int, config: ExperimentConfig) -> l
         )
     rounds = max(config.kinds.count("sft"), 1)
     if sft_steps % rounds:
-        arm.refuse(
-            f"{sft_steps} optimizer steps of SFT are no multiple of its {rounds} stages of kind sft; change one of them"
-        )
+        arm.refuse(f"{sft_steps} optimizer steps are no multiple of the {rounds} stages of kind sft; change one")
     return _lengths(config.kinds, sft_steps // rounds, left // a_step)
 
 
@@ -212,20 +188,14 @@ def _length_of_last(arm: _ArmPlan, budget: int, config: ExperimentConfig) -> lis
             f"budget.optimizer_steps {budget} leaves {left} to {last}, which is not a positive multiple of the "
             f"{a_step} that each of its steps makes; change one of them"
         )
-    return [
-        *([f"stages.{last}.sft.epochs=null"] if kind == "sft" else []),
-        f"stages.{last}.{kind}.steps={left // a_step}",
-    ]
+    by_steps = [f"stages.{last}.sft.epochs=null"] if kind == "sft" else []
+    return [*by_steps, f"stages.{last}.{kind}.steps={left // a_step}"]
 
 
 def _check_equal(loaded: Mapping[str, ExperimentConfig], arms: Mapping[str, _ArmPlan]) -> None:
     """Refuse arms that differ in what must be equal, wherever the difference comes from."""
-    seen = [
-        (name, config.seen_by(stage))
-        for name, config in loaded.items()
-        for stage, entry in config.stages.items()
-        if entry.kind == "rl"
-    ]
+    stages = [(name, config, *each) for name, config in loaded.items() for each in config.stages.items()]
+    seen = [(name, config.seen_by(stage)) for name, config, stage, entry in stages if entry.kind == "rl"]
     for field in _EQUAL:
         values = [(name, attrgetter(field)(config)) for name, config in seen]
         if field == "rl.prompts_per_update":  # None: those of a step
@@ -234,13 +204,10 @@ def _check_equal(loaded: Mapping[str, ExperimentConfig], arms: Mapping[str, _Arm
         for name, value in values:
             first, expected = values[0]
             if value != expected:
-                arms[name].refuse(
-                    f"{field} is {value}, and that of arm {first} {expected}: an RL step must take the same"
-                )
-    for name, config in loaded.items():
-        for stage, entry in config.stages.items():
-            if shared := next((own for own in entry.own if own in ("seed", *_SHARED)), None):
-                arms[name].refuse(f"stages.{stage}.{shared}: {_REASONS[shared]}")
+                arms[name].refuse(f"{field} is {value}, and of arm {first} {expected}: RL steps must take the same")
+    for name, _, stage, entry in stages:
+        if shared := next((own for own in entry.own if own in ("seed", *_SHARED)), None):
+            arms[name].refuse(f"stages.{stage}.{shared}: {_REASONS[shared]}")
     first = next(iter(loaded))
     for section in ("seed", "cluster", *_SHARED[:-1]):
         for name, config in loaded.items():

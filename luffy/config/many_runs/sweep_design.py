@@ -65,11 +65,9 @@ def value_text(value: JsonValue) -> str:
 
 def grid_points(grid: Grid | None) -> tuple[GridPoint, ...]:
     """Every combination, the values of the last key changing fastest; one empty point without a grid."""
-    combinations = itertools.product(*(grid or {}).values())
-    return tuple(
-        GridPoint(number, tuple(zip(grid or {}, values, strict=True)))
-        for number, values in enumerate(combinations, start=1)
-    )
+    grid = grid or {}
+    combinations = enumerate(itertools.product(*grid.values()), start=1)
+    return tuple(GridPoint(number, tuple(zip(grid, values, strict=True))) for number, values in combinations)
 
 
 class BudgetConfig(StrictModel):
@@ -180,12 +178,8 @@ class SweepDesign(StrictModel):
     @property
     def planned(self) -> tuple[tuple[str, str, str], ...]:
         """Cell, arm, and the arm that it is tested against."""
-        return tuple(
-            (cell, arm, each.against or self.reference)
-            for each in self.tests
-            for cell in each.cells
-            for arm in each.arms
-        )
+        pairs = ((each, cell, arm) for each in self.tests for cell in each.cells for arm in each.arms)
+        return tuple((cell, arm, each.against or self.reference) for each, cell, arm in pairs)
 
     def in_cell(self, cell: str, points: Mapping[str, GridPoint] | None = None) -> "SweepDesign":
         """The comparison in a cell of a study: tuned there, or with its arms at the `points` chosen elsewhere. Later
@@ -215,9 +209,8 @@ class SweepDesign(StrictModel):
         if foreign := sorted(self.model_fields_set - allowed):
             raise ValueError(f"{foreign[0]}: has no effect in a {kind}; allowed here: {', '.join(sorted(allowed))}")
         if missing := [key for key in _NEEDED[kind] if not getattr(self, key)]:
-            raise ValueError(
-                f"{', '.join(missing)}: {'is missing; add it' if len(missing) == 1 else 'are missing; add them'}"
-            )
+            what = "is missing; add it" if len(missing) == 1 else "are missing; add them"
+            raise ValueError(f"{', '.join(missing)}: {what}")
         if self.arms and self.reference not in self.arms:
             raise ValueError(f"reference: no arm is called {not_among(self.reference, self.arms)}")
         for complaint in self._complaints():

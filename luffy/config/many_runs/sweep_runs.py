@@ -174,12 +174,8 @@ class Sweep:
         if select is None:
             return []
         tuned = dict.fromkeys(found for cell in cells or self.cells if (found := self.tuned_cell(cell)) is not None)
-        return [
-            self._run(cell, each, seed, is_try=True)
-            for cell in tuned
-            for seed in select.seeds
-            for each in self.candidates(cell)
-        ]
+        tries = ((cell, each, seed) for cell in tuned for seed in select.seeds for each in self.candidates(cell))
+        return [self._run(*each, is_try=True) for each in tries]
 
     def reported_runs(self, cells: Sequence[str] = (), chosen: Chosen | None = None) -> list[SweepRun]:
         """Every arm with every reported seed, without those for which nothing is chosen yet; a grid's every point.
@@ -256,10 +252,7 @@ class Sweep:
 
 
 def load_sweep(
-    path: Path | str,
-    overrides: Sequence[str] = (),
-    over: Sequence[str] = (),
-    seeds: Sequence[int] = (),
+    path: Path | str, overrides: Sequence[str] = (), over: Sequence[str] = (), seeds: Sequence[int] = ()
 ) -> Sweep:
     """The grid, comparison or study in the file `path`, or the shipped one of that name. `overrides` (`key.path=value`)
     are those of the file. `path` may also be an experiment: then `over` (`key.path=[value, value]`) is the grid around
@@ -279,7 +272,7 @@ def load_sweep(
     try:
         design = SweepDesign.model_validate_json(json.dumps(values), context={"kind": kind})
     except ValidationError as error:
-        raise ConfigError(explain(error, SweepDesign, origins, default_where=str(file), values=values)) from None
+        raise ConfigError(explain(error, SweepDesign, origins, otherwise=str(file), values=values)) from None
     sweep = Sweep(design, file, origins)
     if not design.cells:
         sweep.candidates()
@@ -346,15 +339,11 @@ def _points_of_grid(design: SweepDesign, path: Path, origins: Mapping[KeyPath, s
         named = f"name={design.name}.{point.number}"
         one = load_experiment(experiment, [*design.overrides, *point.overrides, named], given_at=f"{where}: grid")
         if "evaluate" not in one.kinds:
-            raise ConfigError(
-                f"{where}: grid: {point.text}: its chain has no stage evaluate, so there is nothing to show"
-            )
+            raise ConfigError(f"{where}: grid: {point.text}: its chain has no stage evaluate: nothing to show")
         if len(design.seeds) > 1 and not {"sft", "rl"} & {*one.kinds}:
             raise ConfigError(f"{where}: seeds: have no effect without the stage sft or rl; give one")
         if same := found.get(made_as(one)):
-            raise ConfigError(
-                f"{where}: grid: {point.text} and {same.point.text} are the same run; a key changes nothing"
-            )
+            raise ConfigError(f"{where}: grid: {point.text} and {same.point.text} are the same run; change a key")
         is_known = point.text in {each.arm for each in found.values()}  # it has six digits of a number
         arm = f"{point.text} (point {point.number})" if is_known else point.text
         found[made_as(one)] = Candidate(arm, point, one)
@@ -365,18 +354,15 @@ def _around(path: Path, overrides: Sequence[str], over: Sequence[str], seeds: Se
     """The grid of a single experiment."""
     config = load_experiment(path, overrides)
     if not over:
-        raise ConfigError(
-            f"{path}: is an experiment; say what to try: --over 'sft.num_traces=[64, 128, 256]', "
-            "or run it with: luffy run"
-        )
+        raise ConfigError(f"{path}: is an experiment: say what to try (--over 'seed=[1, 2]'), or use luffy run")
     grid = dict[str, JsonValue]()
-    for given in parse_overrides(over, "--over"):
-        key = ".".join(given.path)
-        if not isinstance(given.value, list):
+    for path_of_key, values in parse_overrides(over, "--over"):
+        key = ".".join(path_of_key)
+        if not isinstance(values, list):
             raise ConfigError(f"--over: {key} must be a list of the values to try: --over '{key}=[1, 2]'")
         if key in grid:
             raise ConfigError(f"--over: {key} is given twice; give all of its values in one list")
-        grid[key] = given.value
+        grid[key] = values
     return {
         "name": f"{config.name}.grid",
         "experiment": str(path.resolve()),

@@ -9,7 +9,7 @@ from reference.taught_presets import teacher_overrides
 
 from luffy.cli.commands.config import explain_experiment
 from luffy.cli.main import main
-from luffy.config import ExperimentConfig, load_experiment
+from luffy.config import ExperimentConfig, available_presets, load_experiment
 from luffy.config.fields import all_fields
 from luffy.config.shipped import EXPERIMENTS
 from luffy.config.yaml_source import read_yaml
@@ -17,11 +17,9 @@ from luffy.pipeline.experiment import open_experiment
 from luffy.pipeline.job import JOB_FILE, write_job
 from luffy.pipeline.workspace import Workspace
 
-METHODS = sorted(file.stem for file in (EXPERIMENTS / "methods").glob("*.yaml"))
-FILES = sorted(
-    set(Path("exp_configs").glob("*.yaml"))
-    - {path for kind in ("compare", "grid", "study") for path in Path("exp_configs").glob(f"{kind}_*")}
-)
+FILES = [
+    file for file in sorted(EXPERIMENTS.glob("*.yaml")) if not file.name.startswith(("compare_", "grid_", "study_"))
+]
 
 
 @pytest.fixture(autouse=True)
@@ -40,8 +38,7 @@ def test_what_it_prints_is_a_file_of_the_same_experiment(capsys, tmp_path, path,
     assert main(["config", str(path), *arguments]) == 0
     printed = tmp_path / "printed.yaml"
     printed.write_text(capsys.readouterr().out)
-    given = "--given" in arguments
-    assert ("# default" in printed.read_text()) == (not given)
+    assert ("# default" in printed.read_text()) == ("--given" not in arguments)
     assert load_experiment(printed) == load_experiment(path, arguments[:-1])
 
 
@@ -72,7 +69,7 @@ def test_every_field_is_listed_with_its_type_default_and_meaning(capsys):
     assert json.loads(fields["rl.temperature"].default) == 1.0 and fields["rl.steps"].default is None
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", available_presets("methods"))
 def test_every_term_of_a_method_is_explained(method):
     chain = ["chain=sft"] if "\nchain: sft\n" in (EXPERIMENTS / "methods" / f"{method}.yaml").read_text() else []
     overrides = [f"method={method}", *chain, *teacher_overrides(method)]

@@ -1,4 +1,4 @@
-"""`show` of runs whose stages were finished by hand: the numbers and texts of their files are there."""
+"""`show` and `export` of runs whose stages were finished by hand: the numbers and texts of their files are there."""
 
 import json
 import re
@@ -10,7 +10,9 @@ from math import inf
 from pathlib import Path
 
 import pytest
+import yaml
 from support.refusals import refused
+from synthetic.finished_chain import write_chain
 from synthetic.finished_stages import finish, run_of
 from synthetic.result_rows import result_row, sample_record
 from tokenizers import Tokenizer
@@ -18,14 +20,17 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 
 from luffy.api.sample_view import read_range
+from luffy.cli.commands.export import write_card
 from luffy.cli.main import main
 from luffy.cli.run_view import show_card
 from luffy.config import load_experiment
 from luffy.data.parquet import write_prompts
+from luffy.errors import DataError
 from luffy.evaluation.results import EvaluationResults, write_results
 from luffy.evaluation.sample_files import SAMPLES_FILE, write_sample_records
 from luffy.pipeline.experiment import Experiment, open_experiment
 from luffy.pipeline.job import write_job
+from luffy.pipeline.records import RecordedStage, RunRecord
 from luffy.pipeline.workspace import Workspace
 from luffy.tracking.journal import RolloutJournal
 from luffy.types import FinishReason, Group, Message, Outcome, Prompt, Source, Start, Trace, Trajectory
@@ -48,10 +53,8 @@ def wide(monkeypatch):
 def evaluate(directory, correct, suite="arc", confidential=False):
     """What an evaluation leaves of 40 problems, of which the first `correct` are solved."""
     wrong = replace(RECORD, correct=False, outcome="wrong", answer="C")
-    records = [
-        replace(RECORD if i < correct else wrong, suite=suite, uid=f"p{i}", confidential=confidential)
-        for i in range(40)
-    ]
+    rows = [RECORD] * correct + [wrong] * (40 - correct)
+    records = [replace(row, suite=suite, uid=f"p{i}", confidential=confidential) for i, row in enumerate(rows)]
     write_sample_records(directory / SAMPLES_FILE, records)
     results = EvaluationResults(checkpoint="rl", confidence=0.95, rows=(result_row(records, 0.95),))
     write_results(directory / "results.json", results)
@@ -61,9 +64,7 @@ def whole_run(folder: Path, *overrides: str) -> Experiment:
     """A run with curves, and with the evaluation of its last checkpoint."""
     workspace = Workspace(folder)
     experiment = open_experiment(load_experiment("smoke", overrides), workspace, code=lambda *_: {"module": "1"})
-    rows = [
-        {"step": step, "reward/mean": 0.8 * step / 4, "actor/loss": -0.5, "perf/step_s": 1.0} for step in range(1, 5)
-    ]
+    rows = [{"step": step, "reward/mean": step / 5, "actor/loss": -0.5, "perf/step_s": 1.0} for step in range(1, 5)]
     for node in experiment.nodes:
         metrics = "".join(f"{json.dumps(row)}\n" for row in rows) if node.name in ("base", "rl") else ""
         plan = finish(experiment, node.name, metrics=metrics)
@@ -309,3 +310,22 @@ def test_data_of_a_run_that_sampled_its_policy_are_the_sampled_traces(capsys, tm
     assert "1 prompts with 1 traces (1 of policy)" in " ".join(capsys.readouterr().out.split())
     assert main(["show", "smoke", "--prompt", "a", "--workspace", str(tmp_path)]) == 2
     assert "no stage has a rollout journal" in capsys.readouterr().err
+
+
+def test_a_card_has_data_method_accuracies_and_the_command_and_needs_an_evaluation(tmp_path: Path) -> None:
+    config, inputs = write_chain(tmp_path / "chain", num_problems=20, num_steps=4)
+    inputs["prepare_data"] = inputs.pop("data")
+    stages = {name: RecordedStage(name, directory, "run", "") for name, directory in inputs.items()}
+    run = RunRecord(tmp_path, "finished", stages=stages, config=config.model_dump(mode="json"))
+    write_card(run, "rl", tmp_path)
+    text = (tmp_path / "README.md").read_text()
+    known = yaml.safe_load(text.split("---\n")[1])
+    assert (known["library_name"], known["tags"]) == ("transformers", ["luffy"])
+    assert "The policy after the stage rl of arithmetic, which starts from a policy trained from scratch." in text
+    assert "| suite | base | SFT | RL |" in text and "| longer, sampled 20 problems |" in text
+    assert "### rl" in text and "-A rho / (rho + 0.1)" in text
+    assert "| train | arithmetic |" in text and "luffy run experiment.yaml" in text
+    assert load_experiment(tmp_path / "experiment.yaml") == run.configuration
+    alone = replace(run, config={**run.config, "stages": ["prepare_data", "base", "sft", "rl"]})
+    with refused("no stage evaluate", error=DataError):
+        write_card(alone, "rl", tmp_path)

@@ -1,7 +1,6 @@
 """Chains of named stages: what each sees of the experiment, what it reads, and which chains cannot be meant."""
 
 import json
-from itertools import pairwise
 
 import pytest
 from pydantic import ValidationError
@@ -91,22 +90,15 @@ def chain(loaded):
         (POLISHED, "sft<base rl<sft sample<rl polish<rl", "base sft rl polish"),
         (IN_TWO_STAGES, "difficulty<base half<base quarter<half", "base half quarter"),
         (LONGER, "short<base long<short", "base long"),
-        (
-            ITERATED,
-            "sample_1<base sft_1<base sample_2<sft_1 sft_2<base sample_3<sft_2 sft_3<base rl<sft_3",
-            "base sft_1 sft_2 sft_3 rl",
-        ),
+        (ITERATED, "sample_1<base sft_1<base sample_2<sft_1 sft_2<base sample_3<sft_2 sft_3<base rl<sft_3",
+         "base sft_1 sft_2 sft_3 rl"),
     ],
-)
+)  # fmt: skip
 def test_each_stage_starts_from_the_newest_policy_unless_it_names_another(chain, text, stages, evaluated):
-    nodes = chain(text)
-    wanted = dict(pair.split("<") for pair in stages.split())
-    ends = [f"evaluate_{name}" for name in evaluated.split()]
+    nodes, wanted = chain(text), dict(pair.split("<") for pair in stages.split())
+    ends = {f"evaluate_{name}": name for name in evaluated.split()}
     assert list(nodes) == ["prepare_data", "base", *wanted, *ends, "report"]
-    assert {name: nodes[name].inputs["model"] for name in wanted} == wanted
-    assert {name.partition("_")[2]: nodes[name].inputs["model"] for name in ends} == {
-        name: name for name in evaluated.split()
-    }
+    assert {name: nodes[name].inputs["model"] for name in (*wanted, *ends)} == wanted | ends
 
 
 def test_a_stage_sees_the_experiment_with_its_own_method_and_sections(chain):
@@ -133,10 +125,7 @@ def test_a_stage_sees_the_experiment_with_its_own_method_and_sections(chain):
         (["stages.opd.rl.steps=4"], [4, 6]),
         (["rl.steps=5", "stages.grpo.rl.steps=2"], [5, 2]),
         (["stages.opd.method=on_policy", "stages.opd.rl.teachers.qwen=null"], [3, 6]),
-        (
-            ["stages=[prepare_data, base, {opd: {kind: rl, method: on_policy}}, {grpo: {kind: rl, method: dr_grpo}}]"],
-            [6, 6],
-        ),
+        (["stages=[prepare_data, base, {opd: {kind: rl, method: luffy}}, {grpo: {kind: rl, method: dapo}}]"], [6, 6]),
     ],
 )
 def test_the_command_line_beats_files_and_a_stage_the_experiment(chain, overrides, steps):
@@ -146,9 +135,8 @@ def test_the_command_line_beats_files_and_a_stage_the_experiment(chain, override
 
 def test_a_section_that_each_stage_has_for_itself_need_not_be_whole_but_its_mistakes_are_told(loaded):
     text = "rl: {temperature: 0.7, optimizer: {lr: 1e-3}, prompts_per_step: 2, max_response_tokens: 9, steps: null}\n"
-    text += (
-        "data: {max_trace_tokens: 8}\nstages: [prepare_data, base, {a: {kind: rl, method: on_policy, rl: {steps: 2}}}]"
-    )
+    text += "data: {max_trace_tokens: 8}\n"
+    text += "stages: [prepare_data, base, {a: {kind: rl, method: on_policy, rl: {steps: 2}}}]"
     config = loaded(text)
     assert config.rl is None and config.seen_by("a").rl.temperature == 0.7
     with refused("own.yaml:3: stages.a.rl.temperature: must be a number", error=ConfigError):
@@ -166,16 +154,13 @@ def test_a_chain_is_recorded_and_written_so_that_it_is_read_as_the_same(loaded, 
     assert "own.yaml:" in lines and "command line" not in lines.partition("stages:")[0]
 
 
-def test_a_group_of_stages_goes_by_its_name(loaded):
-    nodes = build_graph(loaded(ITERATED))
-    assert select_nodes(nodes, ["rounds"], "--only") == {f"{name}_{n}" for name in ("sample", "sft") for n in (1, 2, 3)}
-
-
-def test_more_rounds_and_a_change_behind_leave_the_keys_before(chain):
+def test_rounds_go_by_the_name_of_their_group_and_a_change_behind_leaves_the_keys_before(chain):
     nodes = chain(DISTILLED)
     assert nodes["opd"].settings == chain(DISTILLED, "stages.grpo.rl.steps=9")["opd"].settings
-    samples = [node.settings.round for name, node in chain(ITERATED).items() if name.startswith("sample")]
-    assert samples == [1, 2, 3] and all(two - one == 1 for one, two in pairwise(samples))
+    rounds = chain(ITERATED)
+    assert [rounds[f"sample_{number}"].settings.round for number in (1, 2, 3)] == [1, 2, 3]
+    of_group = {f"{name}_{number}" for name in ("sample", "sft") for number in (1, 2, 3)}
+    assert select_nodes(tuple(rounds.values()), ["rounds"], "--only") == of_group
     assert chain("seed: 3\n" + POLISHED, "stages.polish.seed=5")["polish"].settings.seed == 5
 
 
@@ -218,64 +203,53 @@ def test_a_section_that_one_stage_has_for_itself_stays_that_of_the_experiment_wh
     assert chain(f"stages: [prepare_data, base, {{sft: {nothing}}}]")["sft"].settings == plain.settings
 
 
-def test_the_printed_configuration_of_a_chain_preset_keeps_its_name(tmp_path):
-    (tmp_path / "smoke.yaml").write_text("\n".join(resolved_lines(resolve_experiment("smoke"))))
-    assert load_experiment(tmp_path / "smoke.yaml") == load_experiment("smoke")
-    assert load_experiment("smoke", ["stages=[prepare_data, base, rl]"]).chain is None
-
-
-BASE = "stages=[prepare_data, base"
-REFUSED = {
-    "stages.sft.kind: must be": f"{BASE}, {{sft: {{kind: sfd}}}}]",
-    "stages.evalute.kind: .. did you mean 'evaluate'": f"{BASE}, evalute]",
+# What the line names, and the list of stages behind the base, or the override.
+LISTED = {
+    "stages.evalute.kind: .. did you mean 'evaluate'": "evalute",
+    "sft is there twice .. sft_2: {kind: sft}": "sft, sft",
+    "stages.sft.inputs.model: no earlier stage .. policy as 'rl'; there are base": "{sft: {inputs: {model: rl}}}",
+    "stages.sft.inputs.modle: no such input .. did you mean 'model'": "{sft: {inputs: {modle: base}}}",
+    "stages.rl.inputs.model: must be the name of one": "{rl: {method: luffy, inputs: {model: [base]}}}",
+    "stages.opd.sft: a stage of kind rl does not read it": "{opd: {kind: rl, sft: {steps: 3}}}",
+    "stages.evaluate.method: luffy has nothing for a stage": "{evaluate: {method: luffy}}",
+    "stages.sft.method: on_policy has nothing for a stage of kind sft": "{sft: {method: on_policy}}",
+    "stages.sft.options: are for kinds of your own": "{sft: {options: {a: 1}}}",
+    "stages.sft.rll: unknown key .. rl": "{sft: {rll: 1}}",
+    "stages.2: must be a kind of stage, or NAME: {kind: KIND, ...}": "3",
+    "stages.../x: may have small letters, digits and _ only": "{../x: {kind: sft}}",
+    "stages.data: data is the name of an input": "{data: {kind: sft}}",
+    "stages: evaluate_base is there twice": "{evaluate_base: {kind: sft}}, evaluate",
+    "stages.r.repeat: must be a whole number from 1 to 1000, found 0": "{r: {repeat: 0, stages: [sft]}}",
+    "stages.r.steps: a group of stages has repeat": "{r: {repeat: 2, steps: 1, stages: [sft]}}",
+    "stages.r.stages: must be a list": "{r: {repeat: 2, stages: sft}}",
+    "stages.r.stages: must be a list of the stages": "{r: {repeat: 2, stages: []}}",
+    "stages.r.s: a group within a group": "{r: {repeat: 2, stages: [{s: {stages: [sft]}}]}}",
+    "stages.x.kind: must be the name of a kind": "{x: {kind: [rl]}}",
+    "sweep is no stage of a chain": "sweep",
+    "stages.evaluate.inputs.model: names no stage": "{evaluate: {inputs: {model: []}}}",
+    "stages.report.seed: has no effect": "evaluate, {report: {seed: 5}}",
+    "difficulty has no effect without rl after it": "{rl: {method: luffy}}, {difficulty: {difficulty: {}}}, evaluate",
+    "stages: early sorts by what difficulty measures; put difficulty before it": "{early: {kind: rl, method: luffy, "
+    "rl: {sampling: {kind: curriculum, by: difficulty}}}}, {difficulty: {difficulty: {}}}, {rl: {method: luffy}}",
+    "nowhere:KIND cannot be imported .. PYTHONPATH": "{x: {kind: 'nowhere:KIND'}}",
+    "json:dumps is no StageKind": "{x: {kind: 'json:dumps'}}",
+}
+REFUSED = {named: f"stages=[prepare_data, base, {stages}]" for named, stages in LISTED.items()} | {
     "rl needs base before it": "stages=[prepare_data, rl, base]",
-    "sft is there twice .. sft_2: {kind: sft}": f"{BASE}, sft, sft]",
-    "stages.sft.inputs.model: rl is no earlier stage that provides policy; there are base": (
-        f"{BASE}, {{sft: {{inputs: {{model: rl}}}}}}]"
-    ),
-    "stages.sft.inputs.modle: no such input .. did you mean 'model'": f"{BASE}, {{sft: {{inputs: {{modle: base}}}}}}]",
-    "stages.rl.inputs.model: must be the name of one": f"{BASE}, {{rl: {{method: luffy, inputs: {{model: [base]}}}}}}]",
-    "stages.opd.sft: a stage of kind rl does not read it": f"{BASE}, {{opd: {{kind: rl, sft: {{steps: 3}}}}}}]",
-    "stages.evaluate.method: luffy has nothing for a stage": f"{BASE}, {{evaluate: {{method: luffy}}}}]",
-    "stages.sft.options: are for kinds of your own": f"{BASE}, {{sft: {{options: {{a: 1}}}}}}]",
-    "stages.sft.rll: unknown key .. rl": f"{BASE}, {{sft: {{rll: 1}}}}]",
     "opd: unknown key; did you mean stages.opd.rl.steps?": "opd.rl.steps=5",
     "stages: no element 'odp' .. did you mean 'opd'": "stages.odp.rl.steps=5",
     "stages.opd.rl.stepz: unknown key .. steps": "stages.opd.rl.stepz=5",
     "stages.opd.rl.max_staleness 1 has no effect": "stages.opd.rl.max_staleness=1",
-    "stages.2: must be a kind of stage, or NAME: {kind: KIND, ...}": f"{BASE}, 3]",
-    "stages.../x: may have small letters, digits and _ only": f"{BASE}, {{../x: {{kind: sft}}}}]",
-    "stages.data: data is the name of an input": f"{BASE}, {{data: {{kind: sft}}}}]",
-    "stages: evaluate_base is there twice": f"{BASE}, {{evaluate_base: {{kind: sft}}}}, evaluate]",
     "stages: must be a list": "stages=all",
-    "stages.r.repeat: must be a whole number from 1 to 1000, found 0": f"{BASE}, {{r: {{repeat: 0, stages: [sft]}}}}]",
-    "stages.r.steps: a group of stages has repeat": f"{BASE}, {{r: {{repeat: 2, steps: 1, stages: [sft]}}}}]",
-    "stages.r.stages: must be a list": f"{BASE}, {{r: {{repeat: 2, stages: sft}}}}]",
-    "stages.r.s: a group within a group": f"{BASE}, {{r: {{repeat: 2, stages: [{{s: {{stages: [sft]}}}}]}}}}]",
-    "stages.x.kind: must be the name of a kind": f"{BASE}, {{x: {{kind: [rl]}}}}]",
-    "sweep is no stage of a chain": f"{BASE}, sweep]",
     "stages.opd: must be a mapping of what is the stage's own, found foo": "stages.opd=foo",
-    "stages.sft.method: on_policy has nothing for a stage of kind sft": f"{BASE}, {{sft: {{method: on_policy}}}}]",
     "method: luffy has no effect .. stages.NAME.method": "method=luffy",
-    "stages.evaluate.inputs.model: names no stage": f"{BASE}, {{evaluate: {{inputs: {{model: []}}}}}}]",
-    "stages.r.stages: must be a list of the stages": f"{BASE}, {{r: {{repeat: 2, stages: []}}}}]",
-    "stages.report.seed: has no effect": f"{BASE}, evaluate, {{report: {{seed: 5}}}}]",
     "stages.grpo.seed: has no effect beside rl.seed": "stages.grpo={seed: 5, rl: {seed: 3}}",
     "stages.grpo.model.architecture: has no effect": "stages.grpo.model.architecture.num_layers=4",
     "stages.grpo.data.max_prompt_tokens: has no effect": "stages.grpo.data.max_prompt_tokens=40",
-    "difficulty has no effect without rl after it": (
-        f"{BASE}, {{rl: {{method: luffy}}}}, {{difficulty: {{difficulty: {{num_samples: 2}}}}}}, evaluate]"
-    ),
-    "stages: early sorts by what difficulty measures; put difficulty before it": (
-        f"{BASE}, {{early: {{kind: rl, method: luffy, rl: {{sampling: {{kind: curriculum, by: difficulty}}}}}}}}, "
-        "{difficulty: {difficulty: {num_samples: 2}}}, {rl: {method: luffy}}]"
-    ),
-    "nowhere:KIND cannot be imported .. PYTHONPATH": f"{BASE}, {{x: {{kind: 'nowhere:KIND'}}}}]",
-    "json:dumps is no StageKind": f"{BASE}, {{x: {{kind: 'json:dumps'}}}}]",
 }
 
 
-def test_a_list_of_stages_beside_a_chain_in_the_same_file_is_refused(loaded):
+def test_a_list_of_stages_takes_the_place_of_a_chain_but_not_in_the_same_file(loaded):
     with refused("own.yaml:", "stages: a list takes the place of the chain (", error=ConfigError):
         loaded("chain: rl\nstages: [prepare_data, base, sft, evaluate]\n")
     assert loaded("chain: rl\nmethod: luffy\n", "stages=[prepare_data, base, sft, evaluate]").chain is None

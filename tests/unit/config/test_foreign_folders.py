@@ -24,39 +24,35 @@ def folder(tmp_path: Path) -> Path:
 
 
 def a_socket(path: Path) -> None:
-    here = Path.cwd()
-    os.chdir(path.parent)  # the name of a socket has to be short
-    try:
-        with socket.socket(socket.AF_UNIX) as one:
-            one.bind(path.name)
-    finally:
-        os.chdir(here)
+    with socket.socket(socket.AF_UNIX) as one:
+        one.bind(str(path))
 
 
-def linked(path: Path, target: str) -> None:
-    path.parent.mkdir(exist_ok=True)
-    path.symlink_to(target)
+ADAPTER, OUT = "adapter/adapter_config.json", "is a link out of the folder"
+MADE = [  # a name in the folder, what a link of that name leads to or what makes something else of it, and the reason
+    ("notes.json", "../secret.json", f"{OUT}, to .*secret.json"),
+    ("notes.json", "/dev/zero", f"{OUT}, to /dev/zero"),
+    ("model.safetensors", "/dev/zero", OUT),
+    ("chat_template.jinja", "/etc/passwd", OUT),
+    ("additional_chat_templates", "../private", f"own.jinja {OUT}"),
+    (ADAPTER, "../../secret.json", OUT),
+    ("notes.json", "notes.json", "is a link that leads nowhere"),
+    ("notes.json", "gone.json", "is nothing"),
+    ("notes.json", os.mkfifo, "is a pipe, and a model folder has regular files"),
+    ("LICENSE", os.mkfifo, "is a pipe"),
+    ("notes.json", a_socket, "is a socket, and a model folder has regular files"),
+    ("notes.json", lambda path: os.truncate(path.touch() or path, 1 << 40), "has 1099511627776 bytes, and a file"),
+]
 
 
-@pytest.mark.parametrize(
-    ("name", "make", "reason"),
-    [
-        ("notes.json", lambda path: linked(path, "../secret.json"), "is a link out of the folder, to .*secret.json"),
-        ("notes.json", lambda path: linked(path, "/dev/zero"), "is a link out of the folder, to /dev/zero"),
-        ("model.safetensors", lambda path: linked(path, "/dev/zero"), "is a link out of the folder"),
-        ("chat_template.jinja", lambda path: linked(path, "/etc/passwd"), "is a link out of the folder"),
-        ("additional_chat_templates", lambda path: linked(path, "../private"), "own.jinja is a link out of the folder"),
-        ("adapter/adapter_config.json", lambda path: linked(path, "../../secret.json"), "is a link out of the folder"),
-        ("notes.json", lambda path: linked(path, "notes.json"), "is a link that leads nowhere"),
-        ("notes.json", lambda path: linked(path, "gone.json"), "is nothing"),
-        ("notes.json", os.mkfifo, "is a pipe, and a model folder has regular files"),
-        ("LICENSE", os.mkfifo, "is a pipe"),
-        ("notes.json", a_socket, "is a socket, and a model folder has regular files"),
-        ("notes.json", lambda path: os.truncate(path.touch() or path, 1 << 40), "has 1099511627776 bytes, and a file"),
-    ],
-)
-def test_what_leads_out_of_a_model_folder_or_has_no_end_is_refused(folder, name, make, reason):
-    make(folder / name)
+@pytest.mark.parametrize(("name", "make", "reason"), MADE)
+def test_what_leads_out_of_a_model_folder_or_has_no_end_is_refused(folder, monkeypatch, name, make, reason):
+    monkeypatch.chdir(folder)  # the path of a socket has to be short
+    if callable(make):
+        make(Path(name))
+    else:
+        Path(name).parent.mkdir(exist_ok=True)
+        Path(name).symlink_to(make)
     with pytest.raises(DataError, match=reason) as caught:
         copy_model_files(folder, folder.parent / "out", "model.path")
     assert str(caught.value).startswith("model.path: ") and "\n" not in str(caught.value)

@@ -215,17 +215,12 @@ def test_a_template_of_the_users_own_is_its_text_wherever_it_was_written(tmp_pat
 
 
 @pytest.mark.parametrize(
-    ("content", "named"),
-    [
-        (None, "it.yaml:2: evaluation.template: "),
-        (b"Answer: {problem}", "{question} once"),
-        (b"\xff{question}", "UTF-8"),
-    ],
+    ("content", "named"), [("", "it.yaml:2: "), ("Answer: {problem}", "{question} once"), ("\xff{question}", "UTF-8")]
 )
-def test_an_unusable_template_is_one_line(tmp_path: Path, content: bytes | None, named: str) -> None:
+def test_an_unusable_template_is_one_line(tmp_path: Path, content: str, named: str) -> None:
     if content:
-        (tmp_path / "mine.txt").write_bytes(content)
-    with refused("mine.txt", named, error=ConfigError):
+        (tmp_path / "mine.txt").write_text(content, encoding="latin-1")
+    with refused("mine.txt", "evaluation.template", named, error=ConfigError):
         protocol_of(f"{{template: {tmp_path}/mine.txt}}", tmp_path)
 
 
@@ -260,6 +255,8 @@ def test_only_the_suites_the_model_and_the_protocol_are_left(folder: Path) -> No
     assert (chosen.data.train, chosen.data.corpus, chosen.rl, chosen.objective) == (None, None, None, None)
     kept = [(each.data.suites, each.evaluation, each.grading) for each in (chosen, config)]
     assert kept[0] == kept[1]
+    of_hub = evaluated(config, EvaluatedModel("Qwen/Qwen2.5-0.5B", chat_template="qwen")).model
+    assert (of_hub.path, of_hub.chat_template) == ("Qwen/Qwen2.5-0.5B", "qwen")
 
 
 def test_one_model_is_one_evaluation_however_its_experiment_trains_and_however_it_is_named(folder: Path) -> None:
@@ -271,11 +268,6 @@ def test_one_model_is_one_evaluation_however_its_experiment_trains_and_however_i
         for overrides, model in zip(trained, named, strict=True)
     ]
     assert asked[0] == asked[1] == asked[2]
-
-
-def test_a_hub_id_stays_as_it_is_with_its_chat_template() -> None:
-    chosen = evaluated(load_experiment(SMOKE), EvaluatedModel("Qwen/Qwen2.5-0.5B", chat_template="qwen"))
-    assert (chosen.model.path, chosen.model.chat_template) == ("Qwen/Qwen2.5-0.5B", "qwen")
 
 
 def of_api(*overrides: str, model: str = "api:m", urls: tuple[str, ...] = (URL,), **request: str) -> ExperimentConfig:
@@ -290,11 +282,8 @@ def test_any_experiments_protocol_is_that_of_a_model_behind_a_url() -> None:
     assert (config.model.endpoint.name, config.model.endpoint.request) == ("m", {"reasoning_effort": "low"})
     assert config.execution.server.urls == (URL,)
     served = ["model={architecture: null, endpoint: {name: own}}", "base=null", "data.corpus=null"]
-    served += [
-        "stages=[prepare_data, base, evaluate]",
-        "evaluation.engine=openai",
-        "execution.server.urls=[http://two:1]",
-    ]
+    served += ["stages=[prepare_data, base, evaluate]", "evaluation.engine=openai"]
+    served += ["execution.server.urls=[http://two:1]"]
     assert of_api(*served, urls=()).execution.server.urls == ("http://two:1",)
 
 
@@ -410,18 +399,17 @@ def test_a_suite_that_cannot_be_is_one_line(suites: tuple[str, ...], named: str)
         alone("some/model", *suites)
 
 
-PACKAGES = {  # the model files of an installed package, and what is located or named
-    "one_model": (("weights.Q4_1.gguf",), None),
-    "no_models": ((), "ships 0 .gguf files"),
-    "two_models": (("a.gguf", "b.gguf"), "ships 2 .gguf files"),
-    "nowhere_to_be_found": (None, "nowhere_to_be_found is not installed"),
-}
-
-
-@pytest.mark.parametrize("name", PACKAGES)
-def test_a_package_of_one_model_is_located_without_being_imported(tmp_path, monkeypatch, name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "files", "named"),
+    [
+        ("one_model", ["weights.Q4_1.gguf"], ""),
+        ("no_models", [], "ships 0 .gguf files"),
+        ("two_models", ["a.gguf", "b.gguf"], "ships 2 .gguf files"),
+        ("nowhere_to_be_found", None, "nowhere_to_be_found is not installed"),
+    ],
+)
+def test_a_package_of_one_model_is_located_without_being_imported(tmp_path, monkeypatch, name, files, named) -> None:
     monkeypatch.syspath_prepend(tmp_path)
-    files, named = PACKAGES[name]
     if files is not None:
         (tmp_path / name).mkdir()
         (tmp_path / name / "__init__.py").write_text("raise RuntimeError('must not be imported')")

@@ -28,14 +28,8 @@ ROOT = Path(__file__).parents[3]
 CONFIGS, DOCS = ROOT / "exp_configs", ROOT / "docs"
 COMPARISONS = sorted(CONFIGS.glob("compare_*.yaml"))
 GRIDS = sorted(CONFIGS.glob("grid_*.yaml"))
-EXPERIMENTS = sorted({*CONFIGS.glob("*.yaml")} - {*COMPARISONS, *GRIDS, *CONFIGS.glob("study_*.yaml")})
 AS_IN_THE_PAPER = sorted({*CONFIGS.glob("luffy_qwen2.5_math_*.yaml")} - {*CONFIGS.glob("*_1gpu.yaml")})
 STEM = {"ids": lambda path: path.stem}
-
-
-@pytest.mark.parametrize("path", EXPERIMENTS, **STEM)
-def test_every_experiment_loads(path):
-    assert load_experiment(path).name
 
 
 @pytest.mark.parametrize("path", [*COMPARISONS, *GRIDS], **STEM)
@@ -61,9 +55,8 @@ def test_every_method_loads_over_smoke_with_groups_of_eight_and_names_its_paper_
     assert config.objective is None or config.objective.group.size == {"seele": 32, "tgopd": 4}.get(name, 8)
     for node in build_graph(config):  # a stage reads its settings from a file, defaults included
         assert type(node.settings).read(json.loads(node.settings.model_dump_json())) == node.settings
-    comment = re.split(
-        r"\n(?:extends|objective|chain|difficulty):", (CONFIGS / "methods" / f"{name}.yaml").read_text()
-    )[0]
+    text = (CONFIGS / "methods" / f"{name}.yaml").read_text()
+    comment = re.split(r"\n(?:extends|objective|chain|difficulty):", text)[0]
     assert "arXiv" in comment or "LUFFY paper" in comment
     assert "# Normaliser:" in comment or "Normaliser, " in comment or "normaliser" in comment
     if name in ("hdpo", "mopd", "rlrt", "srpo", "tgopd", "vold"):
@@ -88,7 +81,7 @@ def test_the_tuned_comparison_gives_each_of_six_arms_three_learning_rates_and_th
 
 def test_expert_iteration_has_three_rounds_over_all_traces():
     config = load_experiment("expert_iteration")
-    assert (config.kinds.count("sample"), config.sft.num_traces) == (3, None)
+    assert config.sft.num_traces is None
     assert config.kinds == ("prepare_data", "base", *(["sample", "sft"] * 3), "evaluate", "report")
 
 
@@ -200,26 +193,20 @@ def test_the_tuning_of_the_guide_is_that_of_a_shipped_comparison():
     "command", [pytest.param(each, marks=needs_smollm2 if "smollm2" in each else ()) for each in KNOWN]
 )
 def test_a_command_of_the_known_experiments_can_be_planned(command, tmp_path, capsys):
+    assert len(KNOWN) >= 20, "all are found"
     assert main([*shlex.split(command), "--dry-run", "--workspace", str(tmp_path)]) == EXIT_OK, capsys.readouterr().err
     assert "prepare_data" in capsys.readouterr().out
 
 
-def test_the_known_experiments_are_all_found():
-    assert len(KNOWN) >= 20
-
-
-def test_the_chain_of_the_readme_is_one_and_the_number_of_presets_that_of_the_files(tmp_path):
+def test_the_chain_and_the_experiment_of_the_readme_are_ones_and_the_number_of_presets_that_of_the_files(tmp_path):
     text = (ROOT / "README.md").read_text()
     (chain,) = re.findall(r"```yaml\n(# On-policy.*?)```", text, re.DOTALL)
     (tmp_path / "chain.yaml").write_text(f"extends: {CONFIGS}/smoke.yaml\n{chain}")
     config = load_experiment(tmp_path / "chain.yaml")
     assert [config.seen_by(name).method for name in ("opd", "guided", "grpo")] == ["opd", "luffy", "on_policy"]
     assert f"luffy runs {len(available_presets('methods'))} of them as presets" in text
-
-
-def test_the_experiment_of_the_readme_is_one(tmp_path):
-    _, _, text = (ROOT / "README.md").read_text().partition("## Your data, your model")
-    (tmp_path / "mine.yaml").write_text(re.findall(r"```yaml\n(.*?)```", text, re.DOTALL)[0])
+    own = text.partition("## Your data, your model")[2]
+    (tmp_path / "mine.yaml").write_text(re.findall(r"```yaml\n(.*?)```", own, re.DOTALL)[0])
     config = load_experiment(tmp_path / "mine.yaml")
     assert (config.data.train.kind, config.method, set(config.kinds) >= {"rl", "evaluate"}) == ("file", "luffy", True)
 
@@ -235,32 +222,23 @@ class Base(StrictModel):
 
 
 class Changed(Base):
+    plain: int = 1
+    """Said now."""
     said: int = 1
-    own: int = 0
-    """Its own."""
 
     def method(self) -> None:
         """Belongs to no field."""
 
 
-class Again(Base):
-    said: int = 1
-    """Said again."""
-
-
-def test_docstrings_are_those_below_the_fields_also_of_base_classes():
+def test_docstrings_of_fields_are_those_below_them_also_of_base_classes_and_in_lists_on_one_line():
     assert field_docs(Base) == {"said": "What the base\nsays."}
-    assert field_docs(Changed) == {"said": "What the base\nsays.", "own": "Its own."}
-    assert field_docs(Again) == {"said": "Said again."}
+    assert field_docs(Changed) == {"plain": "Said now.", "said": "What the base\nsays."}
 
     class Inner(StrictModel):
         field: int = 0
-        """Not read."""
+        """Not read: a class within a function has no source of its own."""
 
-    assert field_docs(Inner) == {}, "a class within a function has no source of its own"
-
-
-def test_the_list_of_fields_and_the_reference_page_have_them_on_one_line():
+    assert field_docs(Inner) == {}
     described = " ".join(field_docs(VLLMConfig)["max_num_seqs"].split())
     fields = {field.path: field.description for field in all_fields()}
     assert fields["execution.vllm.max_num_seqs"] == described and len([*filter(None, fields.values())]) > 100
