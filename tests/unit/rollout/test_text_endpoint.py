@@ -208,6 +208,10 @@ def test_answers_belong_to_a_request_and_its_draw(serve, connect):
     for seed, params in ((1, PARAMS), (2, PARAMS), (1, SamplingParams(1.0, 8, ())), (1, PARAMS)):
         endpoint.generate([TextRequest(turns, seed)], params)
     assert len(served.asked) == 3
+    served.answer = lambda path, body: completion("", "abort")  # which is asked again, and paid for by none
+    with pytest.raises(LostError, match="unexpected finish_reason 'abort'"):
+        endpoint.generate([TextRequest(turns, 3)], PARAMS)
+    assert len(served.asked) == 3 + 3
 
 
 def test_urls_are_those_of_different_servers_with_or_without_what_openai_puts_below_them_or_refused():
