@@ -328,7 +328,7 @@ def _of_rl(config: "ExperimentConfig", objective: ObjectiveConfig, rl: RLConfig)
     if rl.correction is not None and not any(term.lacks_correction for term in objective.terms):
         yield "rl.correction has no effect: no term on rollouts needs it; remove it"
     if isinstance(rl.sampling, PoolSampling) and isinstance(config.data.train, MixtureSource):
-        yield "rl.sampling.kind: pools has quotas by pass rate, and data.train.kind: mixture by source; use one"
+        yield "rl.sampling.kind: pools has quotas by pass rate, and data.train.kind: mixture by source; use one of them"
     by_difficulty = isinstance(rl.sampling, CurriculumSampling) and rl.sampling.by == "difficulty"
     if by_difficulty and "difficulty" not in config.kinds:
         yield (

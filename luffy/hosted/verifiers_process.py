@@ -165,12 +165,13 @@ class VerifiersProcess:
         for line in cast(Any, process.stdout):
             try:
                 reply = parse_json(line)
-            except ValueError as error:
+                number = reply["id"]
+            except (ValueError, LookupError, TypeError) as error:
                 end = f"wrote a line that is no reply ({error}); its process was ended"
                 self._lose(EnvironmentFault(f"{self._where} {end}"))
                 break
             with self._lock:
-                waiting = self._waiting.pop(reply["id"], None)
+                waiting = self._waiting.pop(number, None)
             if waiting is None or not waiting.set_running_or_notify_cancel():
                 continue  # it came too late
             if "ok" in reply:

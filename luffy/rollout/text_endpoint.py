@@ -231,6 +231,7 @@ class TextEndpoint:
             choice = answer["choices"][0]
             text = _text(choice)
             finish_reason = choice["finish_reason"]
+            reason = _FINISH_REASONS.get(finish_reason)
             usage = answer["usage"]
             num_tokens = int(usage["completion_tokens"])
             prompt_tokens = None if usage.get("prompt_tokens") is None else int(usage["prompt_tokens"])
@@ -239,10 +240,9 @@ class TextEndpoint:
                 f"{url}: the response has no text, finish_reason or usage.completion_tokens "
                 f"({type(error).__name__}: {error}); {_GOES_ON}"
             ) from None
-        if finish_reason not in _FINISH_REASONS:
+        if reason is None:
             raise UnreadableAnswer(f"{url}: unexpected finish_reason {finish_reason!r}; {_GOES_ON}")
         self._num_filtered += finish_reason == _FILTERED
-        reason = _FINISH_REASONS[finish_reason]
         if reason is FinishReason.STOP and finish_reason != _FILTERED:
             text += _cut_off(text, choice, params.stop)
         # A lone surrogate cannot be encoded as UTF-8.

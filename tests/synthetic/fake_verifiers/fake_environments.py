@@ -6,6 +6,7 @@ import os
 import random
 import signal
 import time
+from functools import partial
 from pathlib import Path
 
 import verifiers as vf
@@ -80,13 +81,8 @@ def countdowns(num_tasks):
 
 
 class Tools(vf.Environment):
-    tool_defs = (
-        {
-            "name": "square",
-            "description": "A square.",
-            "parameters": {"type": "object", "properties": {"x": {"type": "integer"}}},
-        },
-    )
+    parameters = {"type": "object", "properties": {"x": {"type": "integer"}}}  # noqa: RUF012
+    tool_defs = ({"name": "square", "description": "A square.", "parameters": parameters},)
 
     async def is_over(self, state):
         return bool(state["over"] or (state["trajectory"] and not state["trajectory"][-1].get("tool_calls")))
@@ -161,24 +157,27 @@ class Sleeping(Game):
         return await super().env_response(messages, state)
 
 
+def one_turn(*tasks, kind=vf.SingleTurnEnv):
+    return kind(dataset=tasks, rubric=vf.Rubric([is_right]))
+
+
+def counting(kind, answer="3"):
+    return kind([asked("Count.", answer)], vf.Rubric([num_turns]))
+
+
 def load_environment(which="sums", **options):
     made = {
         "sums": sums,
         "game": game,
         "countdowns": countdowns,
         "tools": tools,
-        "drawn": lambda: vf.SingleTurnEnv(
-            dataset=[asked(f"{random.random()} {set('abcdef')}", "1")], rubric=vf.Rubric([is_right])
-        ),
-        "raises": lambda: sums((raises,)),
-        "nothing": lambda: sums((nothing,)),
-        "group": lambda: sums((of_a_group,)),
-        "judge": lambda: sums((needs_judge,)),
+        "drawn": lambda: one_turn(asked(f"{random.random()} {set('abcdef')}", "1")),
+        **{each.__name__: partial(sums, (each,)) for each in (raises, nothing, of_a_group, needs_judge)},
         "completion": lambda: sums(message_type="completion"),
-        "own_model": lambda: OwnModel(dataset=[asked("1", "1")], rubric=vf.Rubric([is_right])),
-        "without_data": lambda: WithoutData(dataset=[], rubric=vf.Rubric([is_right])),
-        "rewriting": lambda: Rewriting([asked("Count.", "3")], vf.Rubric([num_turns])),
-        "simulated": lambda: Simulated([asked("Count.", "3")], vf.Rubric([num_turns])),
-        "sleeping": lambda: Sleeping([asked("Count.", "9")], vf.Rubric([num_turns])),
+        "own_model": lambda: one_turn(asked("1", "1"), kind=OwnModel),
+        "without_data": lambda: one_turn(kind=WithoutData),
+        "rewriting": lambda: counting(Rewriting),
+        "simulated": lambda: counting(Simulated),
+        "sleeping": lambda: counting(Sleeping, "9"),
     }
     return made[which](**options)

@@ -2,8 +2,6 @@
 
 import copy
 import importlib.util
-import threading
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -76,14 +74,11 @@ def test_each_request_goes_to_one_engine_and_prompts_stay_together(prompts, num_
         assert sum(any(prompts[i] == prompt for i in part) for part in parts.values()) == 1
 
 
-def test_the_engine_with_the_fewest_tokens_gets_the_next_prompt_and_equal_ones_are_spread_evenly():
+def test_the_engine_with_the_fewest_tokens_gets_the_next_prompt_and_turns_of_an_episode_stay_at_one():
     prompts = [(1,) * 9, (1,) * 9, (2,) * 5, (3,) * 5, (4,) * 5, (5,)]
     assert shares(requests_of(prompts), 2) == {0: [0, 1], 1: [2, 3, 4, 5]}
     assert shares(requests_of([(i,) for i in range(6)]), 3) == {0: [0, 3], 1: [1, 4], 2: [2, 5]}
-
-
-def test_the_turns_of_an_episode_stay_at_one_engine_and_episodes_at_several():
-    """Whatever else is in the call."""
+    # Whatever else is in the call; equal prompts are spread evenly, and episodes over several engines.
     turns = [RolloutRequest((i, 7), seed=0, shares_cache_with="play 1") for i in range(32)]
     together = {turns[i].prompt_ids: engine for engine, part in shares(turns, 3).items() for i in part}
     alone = {turn.prompt_ids: next(iter(shares([turn], 3))) for turn in turns}
@@ -136,48 +131,40 @@ def test_who_died_is_named_with_the_end_of_its_log(tmp_path):
         supervisor.answers([rank], ["a reference"], timeout_s=60)
 
 
-@pytest.mark.parametrize(
-    ("counts", "expected"),
-    [
-        ((2, 2, 2, 2, 2), [["0", "1"], ["2", "3"], ["4"]]),
-        ((1, 100, 1, 1), [["0"], ["1"], ["2", "3"]]),  # a tensor larger than a bucket makes its own
-        ((), []),
-    ],
-)
-def test_buckets_hold_the_weights_in_order_up_to_their_size(counts, expected):
+def test_buckets_hold_the_weights_in_order_up_to_their_size():
     """And each is given once the first weight after it is known."""
-    asked, found = [], []
+    for counts, expected in {
+        (2, 2, 2, 2, 2): [["0", "1"], ["2", "3"], ["4"]],
+        (1, 100, 1, 1): [["0"], ["1"], ["2", "3"]],  # a tensor larger than a bucket makes its own
+        (100, 1): [["0"], ["1"]],
+        (): [],
+    }.items():
+        asked, found = [], []
 
-    def weights():
-        for i, count in enumerate(counts):
-            asked.append(str(i))
-            yield str(i), torch.zeros(count)
+        def weights(counts=counts, asked=asked):
+            for i, count in enumerate(counts):
+                asked.append(str(i))
+                yield str(i), torch.zeros(count)
 
-    for bucket in buckets(weights(), 16):
-        found.append([name for name, _ in bucket])
-        assert len(asked) <= sum(map(len, found)) + 1
-    assert found == expected
+        for bucket in buckets(weights(), 16):
+            found.append([name for name, _ in bucket])
+            assert len(asked) <= sum(map(len, found)) + 1, counts
+        assert found == expected
 
 
 def test_an_engine_beside_a_rank_loads_its_model_once_the_device_is_free(monkeypatch, tmp_path):
-    monkeypatch.setattr(ProcessSetup, "apply", lambda setup: None)
-    engine, prepared = EngineActor(ProcessSetup(tmp_path / "log", None)), threading.Event()
-
     def from_folder(*_, before_loading, **__):
-        prepared.set()
         before_loading()
         return "loaded"
 
+    monkeypatch.setattr(ProcessSetup, "apply", lambda setup: None)
     monkeypatch.setattr(VLLMEngine, "from_folder", from_folder)
-    with ThreadPoolExecutor(1) as threads:
-        opening = threads.submit(engine.open, tmp_path, VLLMConfig(), "float32", 8, PATIENCE_S, waits=True)
-        assert prepared.wait(PATIENCE_S) and not opening.done()
-        engine.take_device()
-        opening.result(timeout=PATIENCE_S)
-    assert engine._engine == "loaded"
-    late = EngineActor(ProcessSetup(tmp_path / "log", None))
+    engine, late = (EngineActor(ProcessSetup(tmp_path / "log", None)) for _ in range(2))
     with pytest.raises(ClusterError, match=r"the device was not free for 0\.1 s"):
         late.open(tmp_path, VLLMConfig(), "float32", 8, 0.1, waits=True)
+    engine.take_device()
+    engine.open(tmp_path, VLLMConfig(), "float32", 8, PATIENCE_S, waits=True)
+    assert engine._engine == "loaded"
 
 
 def test_vllm_that_is_not_installed_is_named_with_the_command(tmp_path, monkeypatch):

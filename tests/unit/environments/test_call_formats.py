@@ -87,10 +87,7 @@ def test_answers_and_reasoning_hold_no_calls_and_other_text_around_a_call_does_n
     assert syntax.parse(f"<think>Let me call {call}") == []
     for answer in ("The answer is 42.", "", 'It is {"value": 3}.', "a < b > c", "<b>20</b> degrees", "\\boxed{3}"):
         assert syntax.parse(answer) == []
-
-
-@EVERY_FORMAT
-def test_tags_inside_an_argument_belong_to_it(name, syntax):
+    # Tags inside an argument belong to it.
     for text in ("</tool_call>", "<think>", "</think>", "<tool_call>", "</weather>", "</location>", '{"name": "x"}'):
         call = ToolCall("weather", {"location": f"a{text}b"})
         assert syntax.parse(written(name, [call, call])) == [call, call]
@@ -167,8 +164,6 @@ def test_json_formats_read_what_they_write(calls):
         assert json.dumps([call.arguments for call in found]) == json.dumps([call.arguments for call in calls])
 
 
-# ---- hostile turns: each has an answer or is one, of bounded length, and every call is counted ----
-
 LIMIT, CALLS = 300, 4
 PLAYED = ("calculator", *(f"synthetic.sample_tools:{name}" for name in ("echo", "every_type", "remember", "structure")))
 NAMES = {  # with an argument that the tool has
@@ -222,6 +217,7 @@ def turn(chance, calls):
 @pytest.mark.parametrize(("calls", "count"), [("hermes", 1000), ("llama3", 500)])
 @pytest.mark.parametrize("times", [1, pytest.param(5, marks=pytest.mark.slow)])
 def test_every_hostile_turn_has_an_answer_or_is_one(calls, count, times, monkeypatch):
+    """The answer is of bounded length, and every call is counted."""
     monkeypatch.setattr("luffy.environments.tools.MAX_CALLS", CALLS)
     monkeypatch.setattr("luffy.environments.tools.MAX_RESULT", LIMIT)
     config = ToolsEnvironment(kind="tools", tools=PLAYED, calls=calls, timeout_s=PATIENCE_S)

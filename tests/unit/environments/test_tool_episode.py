@@ -295,7 +295,7 @@ def assert_answers_as_recorded(experiment, prompts):
             asyncio.run(play(prompt, trace))
 
 
-def test_the_calculator_answers_what_the_teacher_recorded():
+def test_calculator_and_game_answer_what_teacher_and_player_recorded():
     operations = {"add": 1.0, "reverse": 1.0, "multiply": 2.0}
     settings = {"num_prompts": 60, "num_operations": (1, 3), "operations": operations, "by_calculator": ("multiply",)}
     source = ArithmeticSource(kind="arithmetic", **settings)
@@ -306,9 +306,7 @@ def test_the_calculator_answers_what_the_teacher_recorded():
         assert prompt.traces[0].reply.endswith(rf"\boxed{{{prompt.ground_truth}}}")
         num_products = prompt.messages[0].content.count("*")
         assert sum("<tool_call>" in turn.content for turn in prompt.traces[0].turns) == num_products > 0
-
-
-def test_the_game_answers_what_the_player_recorded_who_finds_every_number_in_six_guesses():
+    # The game: its player finds every number in six guesses.
     assert_answers_as_recorded("guess_number.yaml", games())
     assert all(prompt.traces[0].reply == prompt.ground_truth for prompt in games())
     for player, share in (("bisecting", 1.0), ("random", 0.4)):

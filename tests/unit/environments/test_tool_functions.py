@@ -30,17 +30,15 @@ def load(name):
     return load_tools([f"synthetic.sample_tools:{name}"], "environment.tools")[name]
 
 
-def area(width: float, height: float, names: list[str], unit: str, exact: bool):
+def area(width: float, names: list[str], exact: bool):
     """Area of a rectangle.
 
     Args:
         width: Width in metres.
-        height: Height in metres.
         names: Labels: any number.
-        unit: A unit.
         exact: Whether to round.
     """
-    return width * height
+    return width**2
 
 
 NESTED = functools.reduce(lambda inner, _: [inner], range(300), [])
@@ -66,15 +64,6 @@ def test_every_argument_that_does_not_fit_is_named_at_once_and_in_bounded_length
     with pytest.raises(WrongArguments) as caught:
         load(name).read(arguments)
     assert str(caught.value).startswith(reason) and len(str(caught.value)) < 500
-
-
-def test_an_asynchronous_function_is_known_as_one_also_if_a_decorator_made_it_so():
-    @functools.wraps(sample_tools.echo)
-    async def retried(*args, **kwargs):
-        return sample_tools.echo(*args, **kwargs)
-
-    assert load("slow_echo").is_async and tool_of(retried).is_async
-    assert not load("echo").is_async
 
 
 @pytest.mark.parametrize(
@@ -126,11 +115,6 @@ RESULTS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("expression", "result"), RESULTS.items())
-def test_results_are_exact_where_they_are_short(expression, result):
-    assert calculator(expression) == result
-
-
 NUMBERS = st.integers(0, 10**6).map(str) | st.decimals(0, 1000, places=3).map(lambda value: f"{value:f}")
 SIGNED = st.sampled_from("+-*/")
 
@@ -157,10 +141,11 @@ NO_ARITHMETIC = (
 )
 
 
-@pytest.mark.parametrize("expression", [*TOO_LARGE, *UNDEFINED, *TOO_LONG, *NO_ARITHMETIC])
-def test_what_is_no_short_arithmetic_is_refused_in_one_line(expression):
-    with pytest.raises(ValueError, match=r"\A[^\n]{5,120}\Z"):
-        calculator(expression)
+def test_results_are_exact_where_they_are_short_and_what_is_no_short_arithmetic_is_refused_in_one_line():
+    assert {expression: calculator(expression) for expression in RESULTS} == RESULTS
+    for expression in (*TOO_LARGE, *UNDEFINED, *TOO_LONG, *NO_ARITHMETIC):
+        with pytest.raises(ValueError, match=r"\A[^\n]{5,120}\Z"):
+            pytest.fail(f"{expression!r} is {calculator(expression)}")
 
 
 def test_transformers_and_pydantic_read_the_same_schema():
@@ -174,7 +159,7 @@ def test_transformers_and_pydantic_read_the_same_schema():
         assert schema_of(annotation) == expected
 
 
-def test_arguments_become_what_the_annotations_say_also_of_decorated_functions_and_the_state_is_none():
+def test_arguments_become_what_the_annotations_say_also_of_decorated_functions_and_state_is_none():
     known = load("every_type").read({**EVERY_TYPE, "share": 2})
     assert known == {**EVERY_TYPE, "unit": Unit.KM, "share": 2.0} and type(known["share"]) is float
     for name in ("decorated", "cached"):
@@ -182,3 +167,9 @@ def test_arguments_become_what_the_annotations_say_also_of_decorated_functions_a
         assert load(name).read({"number": 2}) == {"number": 2}
     tool = load("remember")
     assert list(tool.parameters) == ["text"] and "state" not in json.dumps(tool.schema)
+
+    @functools.wraps(sample_tools.echo)
+    async def retried(*args, **kwargs):
+        return sample_tools.echo(*args, **kwargs)
+
+    assert load("slow_echo").is_async and tool_of(retried).is_async and not load("echo").is_async

@@ -46,9 +46,6 @@ def package(which):
     return {"environment": "fake-environments", "arguments": {"which": which}, "python": sys.executable}
 
 
-# ---- the process ----
-
-
 @pytest.fixture
 def opened():
     processes = []
@@ -87,17 +84,14 @@ def test_games_are_played_by_the_environments_own_rollout_and_do_not_share_their
         respond(process, first, "0")
 
 
-@pytest.mark.parametrize(
-    ("which", "words"),
-    [
-        ("group", "of_a_group compares"),
-        ("judge", "needs `judge`"),
-        ("completion", "completes text"),
-        ("own_model", "calls its model itself"),
-        ("unknown", "KeyError: 'unknown'"),
-        ("without_data", "ConnectionError: the hub is out of reach"),
-    ],
-)
+UNUSABLE = {
+    "of_a_group": "of_a_group compares", "needs_judge": "needs `judge`", "completion": "completes text",
+    "own_model": "calls its model itself", "unknown": "KeyError: 'unknown'",
+    "without_data": "ConnectionError: the hub is out of reach",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("which", "words"), UNUSABLE.items())
 def test_what_cannot_be_used_is_refused_in_one_line(opened, which, words):
     with refused(words, error=ConfigError):
         opened(which)
@@ -170,26 +164,28 @@ def test_a_process_that_hangs_or_reads_no_more_requests_is_killed(opened, monkey
         respond(process, episode, "hang" if reads else "x" * 10**6)
 
 
-def test_the_process_ends_with_the_one_that_started_it(tmp_path):
+def test_the_process_ends_with_the_one_that_started_it():
     """However it ends: here by a signal that it cannot handle."""
-    script = (
-        "import os, signal, sys\n"
-        "from luffy.config.data import VerifiersPackage\n"
-        "from luffy.hosted.verifiers_process import VerifiersProcess\n"
-        "package = VerifiersPackage(environment='fake-environments', python=sys.executable)\n"
-        f"open({str(tmp_path / 'pid')!r}, 'w').write(str(VerifiersProcess(package).pid))\n"
-        "os.kill(os.getpid(), signal.SIGKILL)\n"
-    )
-    assert subprocess.run([sys.executable, "-c", script], check=False).returncode == -signal.SIGKILL
-    wait_until(lambda: not lives(int((tmp_path / "pid").read_text())))
+    script = """if True:
+        import os, signal, sys
+        from luffy.config.data import VerifiersPackage
+        from luffy.hosted.verifiers_process import VerifiersProcess
+        package = VerifiersPackage(environment="fake-environments", python=sys.executable)
+        print(VerifiersProcess(package).pid, flush=True)
+        os.kill(os.getpid(), signal.SIGKILL)
+    """
+    done = subprocess.run([sys.executable, "-c", script], check=False, stdout=subprocess.PIPE)
+    assert done.returncode == -signal.SIGKILL
+    wait_until(lambda: not lives(int(done.stdout)))
 
 
 def test_an_interpreter_that_is_not_there_has_no_verifiers_or_writes_no_replies_is_named(monkeypatch, tmp_path):
-    babbler = tmp_path / "python"
-    babbler.write_text("#!/bin/sh\nhead -c 200000 /dev/zero | tr '\\0' '['; echo; sleep 600\n")
-    babbler.chmod(0o755)
-    with pytest.raises(EnvironmentFault, match=r"wrote a line that is no reply \(it is nested too deep: 200000 levels"):
-        VerifiersProcess(VerifiersPackage(environment="x", python=str(babbler), call_timeout_s=PATIENCE_S))
+    babbler, deep = tmp_path / "python", "it is nested too deep: 200000 levels"
+    for said, why in {"head -c 200000 /dev/zero | tr '\\0' '['; echo": deep, "echo 5": "'int' object is not"}.items():
+        babbler.write_text(f"#!/bin/sh\n{said}; sleep 600\n")
+        babbler.chmod(0o755)
+        with pytest.raises(EnvironmentFault, match=rf"wrote a line that is no reply \({why}"):
+            VerifiersProcess(VerifiersPackage(environment="x", python=str(babbler), call_timeout_s=PATIENCE_S))
     monkeypatch.delenv("PYTHONPATH")
     for python, words in (
         ("/no/python", ("environment.python", "/no/python")),
@@ -197,9 +193,6 @@ def test_an_interpreter_that_is_not_there_has_no_verifiers_or_writes_no_replies_
     ):
         with refused(*words, error=ConfigError):
             VerifiersProcess(VerifiersPackage(environment="x", python=python))
-
-
-# ---- its tasks as a source, its episodes as an environment ----
 
 
 def configured(which, **settings):
@@ -296,15 +289,12 @@ def test_an_episode_is_scored_whatever_ended_it_and_failed_if_that_fails(which, 
     assert turns is None or episode.measures["reward"] == episode.measures["turns"] == turns
 
 
-@pytest.mark.parametrize(
-    ("grader", "measures", "outcome", "reward"),
-    [
+def test_the_environments_reward_is_the_grade():
+    for grader, measures, outcome, reward in (
         (MeasureGrader(), {"reward": 1.0}, Outcome.CORRECT, 1.0),
         (MeasureGrader(), {"reward": 0.75}, Outcome.WRONG, 0.75),
         (MeasureGrader(), {}, Outcome.CRASHED, 0.0),
         (MeasureGrader(name="found", correct_from=0.5), {"found": 0.5}, Outcome.CORRECT, 0.5),
-    ],
-)
-def test_the_environments_reward_is_the_grade(grader, measures, outcome, reward):
-    (grade,) = steps(grader, GradeRequest("text", "gold", measures=measures))
-    assert (grade.outcome, grade.reward) == (outcome, reward)
+    ):
+        (grade,) = steps(grader, GradeRequest("text", "gold", measures=measures))
+        assert (grade.outcome, grade.reward) == (outcome, reward), (grader, measures)

@@ -97,7 +97,7 @@ def test_what_a_record_names_or_links_stays_with_its_sources_and_for_a_live_one_
 
 
 @pytest.mark.parametrize("held_before", [True, False])
-def test_a_stage_in_use_by_another_process_stays(workspace, opened, holding, held_before):
+def test_a_stage_in_use_by_another_process_stays(workspace, opened, holding, monkeypatch, held_before):
     finish_all(opened())
     workspace.runs.mkdir()
     (victim,) = directories(opened(), "rl")
@@ -111,6 +111,10 @@ def test_a_stage_in_use_by_another_process_stays(workspace, opened, holding, hel
     # Neither it nor what it is made from, which it may be reading.
     left = {path for path in workspace.stages.glob("*/*") if path.is_dir()}
     assert left == directories(opened(), "prepare_data", "base", "sft", "rl")
+    monkeypatch.setattr("luffy.pipeline.garbage.holder_of", lambda directory: None)  # who looked before it began
+    spared = dispose(workspace, ALL, survey(workspace, ALL).garbage)
+    assert [(item.path, why) for item, why in spared] == [(victim, "a process has just begun to work on it")]
+    assert victim.is_dir()
 
 
 STRUCK = """

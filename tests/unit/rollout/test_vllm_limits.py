@@ -4,15 +4,12 @@ told stands for it), and the fair lock between its steps and weight updates."""
 import json
 import logging
 import os
-import statistics
-import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import pytest
 import torch
-from support.patience import PATIENCE_S
+from support.patience import PATIENCE_S, wait_until
 from support.refusals import refused
 
 from luffy.config.execution import VLLMConfig
@@ -39,10 +36,10 @@ def folder(tmp_path):
     return model(tmp_path / "one")
 
 
-@pytest.mark.parametrize(("own", "expected"), [(None, 17), (5, 5), (40, 17)])
-def test_a_request_s_own_limit_lowers_that_of_all(own, expected):
-    request = RolloutRequest((1, 2), seed=0, prefix_ids=(3, 4, 5), max_new_tokens=own)
-    assert limit(request, SamplingParams(1.0, 20, ())) == expected
+def test_a_request_s_own_limit_lowers_that_of_all():
+    for own, expected in {None: 17, 5: 5, 40: 17}.items():
+        request = RolloutRequest((1, 2), seed=0, prefix_ids=(3, 4, 5), max_new_tokens=own)
+        assert limit(request, SamplingParams(1.0, 20, ())) == expected, own
 
 
 @pytest.mark.parametrize(
@@ -88,9 +85,8 @@ TOKEN = 2 * 30 * 3 * 64 * 4
 """Bytes of a token in float32: a key and a value in each layer."""
 
 
-@pytest.mark.parametrize(
-    ("config", "longest", "positions", "expected"),
-    [
+def test_the_kv_cache_on_cpu_holds_the_sequences_of_the_experiment():
+    for config, longest, positions, expected in (
         ({"cpu_kv_cache_gb": 0.5}, 256, 8192, 2**29),
         ({"max_num_seqs": 64}, 256, 8192, (64 * 256 + 128) * TOKEN),
         # Whole blocks, and 4 GiB at most, but always one sequence, of the model's context where it is not known.
@@ -98,11 +94,10 @@ TOKEN = 2 * 30 * 3 * 64 * 4
         ({"max_num_seqs": 256}, 8192, 8192, 4 * 2**30 + 128 * TOKEN),
         ({"max_num_seqs": 1}, None, 8192, (8192 + 128) * TOKEN),
         ({}, None, 131072, (131072 + 128) * TOKEN),
-    ],
-)
-def test_the_kv_cache_on_cpu_holds_the_sequences_of_the_experiment(config, longest, positions, expected):
-    shape = SMOLLM2 | {"max_position_embeddings": positions}
-    assert cpu_cache_bytes(VLLMConfig.model_validate(config), shape, "float32", longest) == expected
+    ):
+        shape = SMOLLM2 | {"max_position_embeddings": positions}
+        found = cpu_cache_bytes(VLLMConfig.model_validate(config), shape, "float32", longest)
+        assert found == expected, (config, longest, positions)
 
 
 def test_an_engine_is_compiled_on_a_gpu_unless_asked_otherwise_and_where_its_steps_pay_for_it(folder, monkeypatch):
@@ -213,30 +208,19 @@ def test_where_a_gpu_has_no_room_for_a_second_engine_another_process_tries(told,
         opened(folder, longest=200)
 
 
-# ---- the fair lock between steps and weight updates ----
+def test_the_lock_goes_to_who_has_waited_longest_so_that_an_update_waits_for_one_step_of_each_thread():
+    lock, had = FairLock(timeout_s=PATIENCE_S), []
 
+    def take(name):
+        with lock.held():
+            had.append(name)
 
-def test_a_thread_waits_for_about_one_turn_of_each_other_thread():
-    lock, stop, had, waits = FairLock(timeout_s=PATIENCE_S), threading.Event(), [], []
-
-    def step():
-        while not stop.is_set():
-            with lock.held():
-                had.append(None)
-                time.sleep(0.002)
-
-    with ThreadPoolExecutor(2) as threads:
-        for _ in range(2):
-            threads.submit(step)
-        try:
-            for _ in range(40):
-                before = len(had)
-                with lock.held():
-                    waits.append(len(had) - before)
-        finally:
-            stop.set()
-    # The median: the scheduler may suspend this thread between counting and asking for the lock.
-    assert 1 <= statistics.median(waits) <= 3
+    with ThreadPoolExecutor(3) as threads, lock.held():
+        for place, name in enumerate("abc", start=2):
+            threads.submit(take, name)
+            wait_until(lambda place=place: len(lock._queue) == place)
+        assert had == []
+    assert had == ["a", "b", "c"]
 
 
 def test_a_wait_times_out_and_an_error_releases_the_lock():

@@ -502,6 +502,7 @@ def test_a_game_that_an_outage_cut_goes_on_after_its_last_turn_and_changes_nothi
     assert sum("measures" not in json.loads(line) for line in log.read_bytes().splitlines() if line) == 5
     is_well.set()
     games.run(mortal, playing(), **PATIENTLY)
+    assert sum("measures" in json.loads(line) for line in log.read_bytes().splitlines() if line) == 12
     traces = [trace for prompt in games.prompts() for trace in prompt.traces]
     assert len(games.endpoint.asked) + 5 == sum(len(trace.turns[::2]) or 1 for trace in traces)
     games.run(halving, playing(), "other/o", **PATIENTLY)

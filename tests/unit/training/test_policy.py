@@ -364,9 +364,10 @@ def test_scores_from_servers_lie_where_those_of_a_model_on_the_rank_do() -> None
     scored = zip(rows, expected_BT, batch.response_mask_BT, strict=True)
     carried = [replace(row, teacher_logprobs=tuple(of_T[own_T].tolist())) for row, of_T, own_T in scored]
     carried = [row if row.taught_by == 0 else replace(row, teacher_logprobs=()) for row in carried]
-    assert torch.equal(
-        Teachers([ServedScores(), models[1]], student).teach(batch, carried).logp_teacher_BT, expected_BT
-    )
+    beside_BT = Teachers([ServedScores(), models[1]], student).teach(batch, carried).logp_teacher_BT
+    assert torch.equal(beside_BT, expected_BT)
+    own_BT = torch.where(torch.tensor([[row.taught_by == 0] for row in rows]), expected_BT, 0.0)
+    assert own_BT.any() and torch.equal(ServedScores().teach(batch, carried).logp_teacher_BT, own_BT)
 
 
 def test_a_model_that_takes_turns_scores_as_one_that_stays() -> None:
