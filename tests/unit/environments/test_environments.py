@@ -293,6 +293,8 @@ def test_measures_see_what_they_ask_for_and_those_with_weights_make_the_reward()
     rubric = scorer(weights=weights, measures={"length": "words"})
     assert rubric.reward(1.0, {"calls": 2.0, "length": 4.0, "turns": 2.0}) == pytest.approx(1 - 0.2 + 0.04 + 1.0)
     assert rubric.needs_demonstrations
+    with pytest.raises(KeyError, match="calls"):  # no silent zero
+        rubric.reward(1.0, {"length": 4.0, "turns": 2.0})
 
 
 def test_a_measure_that_fails_or_hangs_is_no_silent_zero_and_no_more_than_sixteen_run_at_once():
