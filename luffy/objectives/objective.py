@@ -118,16 +118,6 @@ class LossOutput:
     """bool: the term's tokens that its loss or its correction clips, truncates or masks."""
 
 
-def needs_entropy_gradient(terms: Sequence[TermConfig]) -> bool:
-    """Whether a term differentiates the entropy (otherwise it is only measured)."""
-    return any(term.needs_entropy_gradient for term in terms)
-
-
-def needs_untempered(terms: Sequence[TermConfig]) -> bool:
-    """Whether a term sees the policy at temperature 1."""
-    return any(term.is_untempered for term in terms)
-
-
 def objective_loss(terms: Sequence[TermConfig], tokens: TokenBatch, weight_KBT: Tensor) -> LossOutput:
     """Sum over terms and tokens of weight x token loss.
 
@@ -228,9 +218,8 @@ def logp_gradients(terms: Sequence[TermConfig], tokens: TokenBatch, weight_KBT: 
     term_K = objective_loss(terms, alone, weight_KBT).term_K
     if not term_K.requires_grad:  # all terms are divergences, which look at other tokens
         return torch.zeros_like(weight_KBT, dtype=leaves[0].dtype)
-    return torch.stack([_gradient_sum(share, leaves) for share in term_K.unbind()])
-
-
-def _gradient_sum(share: Tensor, leaves: Sequence[Tensor]) -> Tensor:
-    gradients = torch.autograd.grad(share, leaves, retain_graph=True, allow_unused=True)
-    return sum((gradient for gradient in gradients if gradient is not None), torch.zeros_like(leaves[0]))
+    zeros_BT, gradients = torch.zeros_like(leaves[0]), []
+    for share in term_K.unbind():
+        found = torch.autograd.grad(share, leaves, retain_graph=True, allow_unused=True)
+        gradients.append(sum((each for each in found if each is not None), zeros_BT))
+    return torch.stack(gradients)

@@ -6,16 +6,8 @@
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import singledispatch
 
-from luffy.config.terms import (
-    ConstantValue,
-    CosineValue,
-    LinearValue,
-    ScheduledValue,
-    TermConfig,
-    WarmupCosineValue,
-)
+from luffy.config.terms import ConstantValue, CosineValue, LinearValue, ScheduledValue, TermConfig, WarmupCosineValue
 from luffy.config.training import ScheduleConfig
 
 
@@ -38,39 +30,22 @@ def schedule_multiplier(config: ScheduleConfig, step: int, total_steps: int) -> 
 def value_at(value: ScheduledValue, step: int, total_steps: int) -> float:
     """The value at `step` (counted from 1) of `total_steps`; the first step is progress 0, the last progress 1."""
     progress = (step - 1) / max(total_steps - 1, 1)
-    return _at_progress(value, progress)
-
-
-@singledispatch
-def _at_progress(value: ScheduledValue, progress: float) -> float:
-    raise NotImplementedError(f"no schedule for {type(value).__name__}")
-
-
-@_at_progress.register
-def _constant(value: ConstantValue, progress: float) -> float:
-    return value.value
-
-
-@_at_progress.register
-def _linear(value: LinearValue, progress: float) -> float:
-    done = min(progress / value.over, 1.0)
-    if value.levels is not None:
-        # The first level is `start`, the last is reached with the last of `levels` equal windows.
-        level = math.floor(round(done * value.levels, 6))  # 2 / 25 / 0.8 x 10 is 1, not 0.9999999999999999
-        done = min(level, value.levels - 1) / (value.levels - 1)
-    return value.start + (value.end - value.start) * done
-
-
-@_at_progress.register
-def _cosine(value: CosineValue, progress: float) -> float:
-    return value.start + (value.end - value.start) * _half_cosine(min(progress / value.over, 1.0))
-
-
-@_at_progress.register
-def _warmup_cosine(value: WarmupCosineValue, progress: float) -> float:
-    if progress < value.warmup:
-        return value.start + (value.peak - value.start) * progress / value.warmup
-    return value.peak + (value.end - value.peak) * _half_cosine(min((progress - value.warmup) / value.decay, 1.0))
+    match value:
+        case ConstantValue():
+            return value.value
+        case LinearValue(start=start, end=end, levels=levels):
+            done = min(progress / value.over, 1.0)
+            if levels is not None:
+                # The first level is `start`, the last is reached with the last of `levels` equal windows.
+                level = math.floor(round(done * levels, 6))  # 2 / 25 / 0.8 x 10 is 1, not 0.9999999999999999
+                done = min(level, levels - 1) / (levels - 1)
+            return start + (end - start) * done
+        case CosineValue(start=start, end=end):
+            return start + (end - start) * _half_cosine(min(progress / value.over, 1.0))
+        case WarmupCosineValue(start=start, peak=peak, end=end, warmup=warmup):
+            if progress < warmup:
+                return start + (peak - start) * progress / warmup
+            return peak + (end - peak) * _half_cosine(min((progress - warmup) / value.decay, 1.0))
 
 
 def _half_cosine(progress: float) -> float:

@@ -22,7 +22,7 @@ from luffy.config.starts import fill_slots
 from luffy.config.training import RLTeacher, SelfTeacher, ServedTeacher
 from luffy.data.templates import decode, render_prompts
 from luffy.errors import ClusterError, ConfigError, DataError
-from luffy.http_client import Answer, HTTPClient, LoopThread, NoAnswer
+from luffy.http_client import HTTPClient, LoopThread, NoAnswer
 from luffy.rl.group_starts import GroupStart
 from luffy.rl.rows import RolloutTask
 from luffy.types import NO_TEACHER, Group, Message, Prompt, Source, Trajectory
@@ -148,23 +148,18 @@ class ServedScorer:
                 )
         return found
 
-    async def _served_models(self, client: HTTPClient) -> Answer:
-        """The answer of `/v1/models`; ConfigError for a server that cannot be reached or refuses the API key."""
+    async def _check(self, client: HTTPClient, longest: int, known: Mapping[str, Sequence[int]]) -> None:
+        url = client.url
         try:
-            answer = await client.ask(_MODELS)
+            models = await client.ask(_MODELS)
         except NoAnswer as error:
             raise ConfigError(f"{self._setting}.urls: {error}; start the server or correct the URL") from error
-        if answer.status in _KEY_REFUSED:
+        if models.status in _KEY_REFUSED:
             raise ConfigError(
-                f"{client.url}: the server refuses the API key; it is read from the environment variable "
+                f"{url}: the server refuses the API key; it is read from the environment variable "
                 f"{self._config.api_key_variable} ({self._setting}.api_key_variable), which "
                 f"{'holds a wrong one' if client.has_key else 'is not set'}"
             )
-        return answer
-
-    async def _check(self, client: HTTPClient, longest: int, known: Mapping[str, Sequence[int]]) -> None:
-        url = client.url
-        models = await self._served_models(client)
         if not models.ok:
             raise ConfigError(f"{self._setting}.urls: {url}{_MODELS}: {models.complaint}; is this a vLLM server?")
         served = models.body.get("data")

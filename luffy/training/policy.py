@@ -20,7 +20,7 @@ from luffy.config.model import DType
 from luffy.config.training import MovingReferenceConfig, OptimizerConfig
 from luffy.errors import ConfigError, DataError
 from luffy.objectives.losses import TokenBatch
-from luffy.objectives.objective import needs_entropy_gradient, needs_untempered, objective_loss, token_weights
+from luffy.objectives.objective import objective_loss, token_weights
 from luffy.objectives.schedules import StepObjective
 from luffy.training.attention import attention_for_generation, compile_layers, set_attention, without_compiled_layers
 from luffy.training.deepspeed_engine import ClippedStep, check_finite, is_sharded, start_engine, start_frozen_engine
@@ -112,8 +112,8 @@ class Policy:
     def accumulate(self, batch: TrainBatch, objective: StepObjective) -> dict[str, float]:
         """Add the gradient of a batch to the engine without stepping; returns the batch's metrics."""
         weight_KBT = token_weights(objective, batch, sum_over_ranks)
-        entropy: Entropy = "gradient" if needs_entropy_gradient(objective.terms) else "value"
-        untempered = self._temperature != 1.0 and needs_untempered(objective.terms)
+        entropy: Entropy = "gradient" if any(term.needs_entropy_gradient for term in objective.terms) else "value"
+        untempered = self._temperature != 1.0 and any(term.is_untempered for term in objective.terms)
         metrics = UpdateMetrics(objective.terms, objective.teachers)
         for on_cpu, weight_on_cpu in micro_batches(batch, weight_KBT, self._execution):
             micro, micro_weight_KBT = on_cpu.map(to_device), to_device(weight_on_cpu)
