@@ -75,8 +75,14 @@ def compare(
         show_sweep_plan(sweep, where, selected, verify=verify)
     else:
         check(sweep.started_with(selected), where)
-        parameters = {"config_file": config, "overrides": overrides or [], "over": over or [], "seeds": seeds or []}
-        parameters |= {"cells": list(selected) if sweep.design.cells else [], "verify": verify}
+        parameters = {
+            "config_file": config,
+            "overrides": overrides or [],
+            "over": over or [],
+            "seeds": seeds or [],
+            "cells": list(selected) if sweep.design.cells else [],
+            "verify": verify,
+        }
         return launch("luffy.flows.run_sweep:run_sweep", parameters, where, None, debug=debug)
     return EXIT_OK
 

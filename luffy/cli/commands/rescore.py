@@ -109,10 +109,10 @@ def diff(
     for part in changes.cells:
         paired, found = part.comparison.paired, part.comparison.paired.difference
         low, high = found.interval
-        shares, counts = (f"{100 * share:.1f}" for share in part.accuracies), (paired.wins, paired.ties, paired.losses)
+        shares = (f"{100 * share:.1f}" for share in part.accuracies)
         interval = f"[{100 * low:+.1f}, {100 * high:+.1f}] {found.method}"
         verdict = (f"{part.comparison.adjusted_p:.2g}", "significant" if part.comparison.is_significant else "")
-        difference = (f"{100 * found.value:+.1f}", interval, "/".join(map(str, counts)))
+        difference = (f"{100 * found.value:+.1f}", interval, f"{paired.wins}/{paired.ties}/{paired.losses}")
         rows.append((*part.cell, str(found.num_problems), *shares, *difference, *verdict))
     show_rows(_COMPARISON_HEADER, rows)
     for suite, decoding in changes.left_out:
