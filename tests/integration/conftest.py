@@ -11,7 +11,6 @@ import psutil
 import pytest
 from filelock import FileLock
 from flow_process import UNDISTURBED
-from support.holding import Hold
 from support.patience import ran
 from support.prefect_api import place_empty_database
 from support.sandboxed import processes_below
@@ -29,11 +28,16 @@ def _shared(factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def inspections(tmp_path_factory):
-    """vLLM inspects an architecture in a process of its own, for as long as a small stage takes: once for all tests."""
+def surroundings(tmp_path_factory):
+    """vLLM inspects an architecture in a process of its own, for as long as a small stage takes: once for all tests.
+
+    Warm servers start stages although pytest has named another test or phase, and torch its default, since they began.
+    """
     with pytest.MonkeyPatch.context() as patch:
         if "VLLM_CACHE_ROOT" not in os.environ:
             patch.setenv("VLLM_CACHE_ROOT", str(_shared(tmp_path_factory) / "vllm"))
+        changing = {"PYTEST_CURRENT_TEST", "TORCHINDUCTOR_CACHE_DIR"}
+        patch.setattr(warm_start, "_OWN_VARIABLES", warm_start._OWN_VARIABLES | changing)
         yield
 
 
@@ -60,38 +64,9 @@ def undisturbed(tmp_path_factory):
 @pytest.fixture(scope="module")
 def warm_stages(tmp_path_factory):
     """Stages that a module's tests start without a flow are forked from a warm server, as a flow's are."""
-    with pytest.MonkeyPatch.context() as patch:
-        # pytest names the test and its phase in one, torch writes its default into the other: they change on the way.
-        changing = {"PYTEST_CURRENT_TEST", "TORCHINDUCTOR_CACHE_DIR"}
-        patch.setattr(warm_start, "_OWN_VARIABLES", warm_start._OWN_VARIABLES | changing)
-        server = WarmServer(tmp_path_factory.mktemp("warm") / "server.log") if can_start_warm() else None
-        with server.use() if server else nullcontext():
-            yield
-
-
-@pytest.fixture(scope="module")
-def forking(request):
-    """Programs of this folder are forked from a warm server, too: `forked_program.py`."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=os.pathsep)
-        request.getfixturevalue("warm_stages")  # only now, since a warm server starts nothing in another environment
+    server = WarmServer(tmp_path_factory.mktemp("warm") / "server.log") if can_start_warm() else None
+    with server.use() if server else nullcontext():
         yield
-
-
-@pytest.fixture(scope="module")
-def holding(tmp_path_factory, request):
-    """A function whose `Hold` stops the stage at the step that the module's HELD names; stages are forked."""
-    folder = tmp_path_factory.mktemp("hold")
-
-    def hold():
-        return Hold(folder, *request.module.HELD)
-
-    with pytest.MonkeyPatch.context() as patch:
-        for name, value in hold().environment.items():
-            patch.setenv(name, value)
-        hold().release()
-        request.getfixturevalue("warm_stages")  # only now, since a warm server starts no stage in another environment
-        yield hold
 
 
 @pytest.fixture

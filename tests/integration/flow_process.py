@@ -18,18 +18,15 @@ UNDISTURBED = ("exp_configs/smoke.yaml", "execution.checkpoint.keep=3")
 def start(workspace, *arguments, flow="run_sweep", **environment):
     """A flow of `flows/`, or with `flow=IN_PROCESS` any command, whose stages then need no process each."""
     program = IN_PROCESS if flow == IN_PROCESS else f"flows/{flow}.py"
-    command = [sys.executable, program, *map(str, arguments)]
     env = {"PYTHONUNBUFFERED": "1", "LUFFY_WORKSPACE": str(workspace), **environment}
-    return subprocess.Popen(
-        command,
-        cwd=ROOT,
-        env=without_prefect() | shared_api() | env,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        # As in a terminal: a shell that runs this in the background has its children ignore Ctrl-C.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
-    )
+    command = [sys.executable, program, *map(str, arguments)]
+    return in_terminal(command, subprocess.PIPE, cwd=ROOT, env=without_prefect() | shared_api() | env)
+
+
+def in_terminal(command, stderr=subprocess.STDOUT, **options):
+    """Start it as in a terminal: a shell that runs this in the background has its children ignore Ctrl-C."""
+    options |= {"stdout": subprocess.PIPE, "stderr": stderr, "text": True}
+    return subprocess.Popen(command, preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL), **options)
 
 
 def run(workspace, *arguments, flow="run_sweep", **environment):

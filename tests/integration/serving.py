@@ -4,8 +4,6 @@ import contextlib
 import json
 import os
 import shutil
-import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -13,6 +11,7 @@ from pathlib import Path
 import httpx
 import psutil
 from campaigns.random_kills import processes_of
+from flow_process import in_terminal
 from support.patience import PATIENCE_S, ran, wait_until
 from support.prefect_api import place_empty_database
 
@@ -34,13 +33,6 @@ LOOK_S = 0.5
 ENDED = ("COMPLETED", "FAILED", "CRASHED", "CANCELLED")
 
 
-def copy_of_the_code(root, *names):
-    """Copy these folders of the checkout to `root`: with their byte code, which each process would make anew."""
-    for name in names:
-        writing = shutil.ignore_patterns("*.pyc.*")  # byte code that is only being written
-        shutil.copytree(ROOT / name, root / name, symlinks=True, ignore=writing)
-
-
 def command_lines():
     """Those of all processes. Asked many times a second: psutil would take a core."""
     found = set()
@@ -58,7 +50,10 @@ class Checkout:
         self.said = []
         if has_sqlite:
             place_empty_database(self.workspace / "prefect")
-        copy_of_the_code(self.root, "flows", "tasks", "luffy", "data", "exp_configs")
+        for name in ("flows", "tasks", "luffy", "data", "exp_configs"):
+            # With the byte code, which each process would make anew, but without what is only being written.
+            writing = shutil.ignore_patterns("*.pyc.*")
+            shutil.copytree(ROOT / name, self.root / name, symlinks=True, ignore=writing)
         shutil.copy(ROOT / "prefect.yaml", self.root)
         for name in ("home", "served"):
             (root / name).mkdir()
@@ -75,16 +70,10 @@ class Checkout:
 
     def start(self, *options):
         """The server, once it has said all."""
-        command = [sys.executable, self.root / "flows/serve.py", "--port", str(self.port), "--workspace"]
-        process = subprocess.Popen(
-            [*command, self.workspace, *options],
-            cwd=self.root.with_name("served"),
-            env={**self.environment, "PYTHONUNBUFFERED": "1"},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # as in a terminal
-        )
+        where = ["--port", str(self.port), "--workspace", self.workspace]
+        command = [sys.executable, self.root / "flows/serve.py", *where, *options]
+        env = {**self.environment, "PYTHONUNBUFFERED": "1"}
+        process = in_terminal(command, cwd=self.root.with_name("served"), env=env)
         self.said = []
         for line in process.stdout:
             self.said.append(line)

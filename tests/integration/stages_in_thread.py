@@ -11,6 +11,7 @@ from typing import Self
 import psutil
 from support.patience import PATIENCE_S
 from toy_run import Recorder
+from vllm_subjects import WIDE
 
 from luffy.config import load_experiment
 from luffy.errors import StageFailed
@@ -19,13 +20,10 @@ from luffy.pipeline.supervise import stage_command
 from luffy.pipeline.workspace import Workspace
 
 ROOT = Path(__file__).resolve().parents[2]
-# Of vLLM's CPU attention 32 is the smallest head.
-UNDER_RAY = [
-    "chain=rl", "method=luffy", "cluster=ray", "rl.max_staleness=1",
-    "model.architecture={hidden_size: 64, intermediate_size: 64, num_layers: 2, num_heads: 2, "
-    "max_position_embeddings: 128}",
+UNDER_RAY = (
+    *("chain=rl", "method=luffy", "cluster=ray", "rl.max_staleness=1", WIDE),
     "execution.vllm={cpu_kv_cache_gb: 0.1, max_num_seqs: 32}",
-]  # fmt: skip
+)
 
 
 class StagesInThread:

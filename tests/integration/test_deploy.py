@@ -22,14 +22,11 @@ COMPOSE = yaml.safe_load((DEPLOY / "compose.yaml").read_text())
 MANIFESTS = list(yaml.safe_load_all((DEPLOY / "kubernetes.yaml").read_text()))
 POD = next(each for each in MANIFESTS if each["kind"] == "StatefulSet" and each["metadata"]["name"] == "luffy")
 SPEC = POD["spec"]["template"]["spec"]
+CONTAINER = SPEC["containers"][0]
 SERVICES = [COMPOSE["services"][name] for name in ("luffy", "luffy-gpu")]
 SECRETS = {"PREFECT_SERVER_API_AUTH_STRING", "PREFECT_SERVER_DATABASE_CONNECTION_URL"}
 COMMANDS = [json.loads(re.findall(r"^CMD (\[.*\])$", DOCKERFILE, re.MULTILINE)[-1])]
-COMMANDS += [SPEC["containers"][0]["args"], *(each["command"] for each in SERVICES)]
-
-
-def test_the_health_check_imports_what_there_is():
-    exec(re.search(r'"-c", "(from \S+ import \w+);', DOCKERFILE)[1], {})
+COMMANDS += [CONTAINER["args"], *(each["command"] for each in SERVICES)]
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
@@ -48,42 +45,33 @@ def test_a_container_gets_the_variables_that_luffy_and_prefect_read(monkeypatch)
     server = Settings().server
     read = {server.api.auth_string.get_secret_value(), server.database.connection_url.get_secret_value()}
     assert read == {f"value:{name}" for name in SECRETS}
-    container = {each["name"] for each in SPEC["containers"][0]["env"]}
-    assert container == SECRETS | {WORKSPACE_VARIABLE}
+    assert {each["name"] for each in CONTAINER["env"]} == SECRETS | {WORKSPACE_VARIABLE}
     for service in SERVICES:
         assert set(service["secrets"]) == SECRETS and set(service["environment"]) == {WORKSPACE_VARIABLE}
     assert set(COMPOSE["secrets"]) == {*SECRETS, "POSTGRES_PASSWORD"}
 
 
-def test_paths_user_and_port_are_the_same_in_image_compose_and_kubernetes():
-    container = SPEC["containers"][0]
+def test_image_compose_and_kubernetes_agree_and_hold_no_password():
+    exec(re.search(r'"-c", "(from \S+ import \w+);', DOCKERFILE)[1], {})  # the health check
     workspace = re.search(r"LUFFY_WORKSPACE=(\S+)", DOCKERFILE)[1]
-    values = {each["name"]: each.get("value") for each in container["env"]}
+    values = {each["name"]: each.get("value") for each in CONTAINER["env"]}
     assert f"VOLUME {workspace}" in DOCKERFILE and values[WORKSPACE_VARIABLE] == workspace
-    assert workspace in {each["mountPath"] for each in container["volumeMounts"]}
+    assert workspace in {each["mountPath"] for each in CONTAINER["volumeMounts"]}
     assert f"USER {SPEC['securityContext']['runAsUser']}:{SPEC['securityContext']['runAsGroup']}" in DOCKERFILE
-    assert "EXPOSE 4200" in DOCKERFILE and container["ports"] == [{"containerPort": 4200}]
+    assert "EXPOSE 4200" in DOCKERFILE and CONTAINER["ports"] == [{"containerPort": 4200}]
+    # A container that ends has longer than the server gives its runs.
+    assert SPEC["terminationGracePeriodSeconds"] > _GRACE_S
     for service in SERVICES:
         assert service["environment"][WORKSPACE_VARIABLE] == workspace
         assert service["volumes"] == [f"workspace:{workspace}"] and service["ports"] == ["127.0.0.1:4200:4200"]
-
-
-def test_a_container_that_ends_has_longer_than_the_server_gives_its_runs():
-    assert SPEC["terminationGracePeriodSeconds"] > _GRACE_S
-    assert all(int(service["stop_grace_period"].removesuffix("s")) > _GRACE_S for service in SERVICES)
-
-
-def test_no_file_holds_a_password():
-    for path in DEPLOY.iterdir():
-        if path.is_file() and path.suffix != ".md":
-            assert not re.search(r"://[^/\s]+:[^/\s]+@|PASSWORD: ?[^/\s{]", path.read_text()), path.name
-
-
-def test_everything_that_the_image_copies_is_let_through_by_its_ignore_file():
+        assert int(service["stop_grace_period"].removesuffix("s")) > _GRACE_S
     kept = re.findall(r"^!(\S+)$", (DEPLOY / "Dockerfile.dockerignore").read_text(), re.MULTILINE)
     copied = re.findall(r"^COPY (?:--chmod=\d+ )?([\w./]+\w) /", DOCKERFILE, re.MULTILINE)
     assert {"constraints.txt", "deploy/container.sh"} == set(copied) and set(copied) <= set(kept)
     assert all((DEPLOY.parent / path).exists() for path in kept)
+    for path in DEPLOY.iterdir():
+        if path.is_file() and path.suffix != ".md":
+            assert not re.search(r"://[^/\s]+:[^/\s]+@|PASSWORD: ?[^/\s{]", path.read_text()), path.name
 
 
 def test_the_entry_point_turns_secrets_into_variables_and_becomes_the_command(tmp_path):
@@ -102,18 +90,20 @@ def test_the_entry_point_turns_secrets_into_variables_and_becomes_the_command(tm
     assert "POSTGRES_PASSWORD" not in environment
 
 
-SLURM = DEPLOY / "slurm.sh"
-RUN = """#!/usr/bin/env bash
+# A job of Slurm
+
+
+STANDS_IN = {
+    "luffy": """#!/usr/bin/env bash
 asked=0
 trap 'asked=$((asked + 1)); touch "$SEEN/asked$asked"' TERM
 echo "$@" > "$SEEN/started"
 [ "$CODE" ] && exit "$CODE"
 while [ ! -e "$SEEN/saved" ]; do read -r -t 0.02 _ < "$SEEN/never"; done
 exit 75
-"""
-SCONTROL = """#!/usr/bin/env bash
-echo "$@" > "$SEEN/requeued"
-"""
+""",
+    "scontrol": '#!/usr/bin/env bash\necho "$@" > "$SEEN/requeued"\n',
+}
 
 
 @pytest.fixture
@@ -121,16 +111,12 @@ def job(tmp_path):
     """Starts the script as Slurm does; the stand-in for the run ends with a code, or once `saved` is there."""
     os.mkfifo(tmp_path / "never")
     keeps_open = os.open(tmp_path / "never", os.O_RDWR)
-    for name, text in (("luffy", RUN), ("scontrol", SCONTROL)):
+    for name, text in STANDS_IN.items():
         (tmp_path / name).write_text(text)
         (tmp_path / name).chmod(0o755)
-    path = f"{tmp_path}:{os.environ['PATH']}"
-
-    def start(code):
-        env = {**os.environ, "PATH": path, "SEEN": str(tmp_path), "CODE": code, "SLURM_JOB_ID": "17"}
-        return subprocess.Popen([str(SLURM), "smoke", "rl.steps=8"], env=env)
-
-    yield start
+    own = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "SEEN": str(tmp_path), "SLURM_JOB_ID": "17"}
+    command = [str(DEPLOY / "slurm.sh"), "smoke", "rl.steps=8"]
+    yield lambda code: subprocess.Popen(command, env={**os.environ, **own, "CODE": code})
     os.close(keeps_open)
 
 

@@ -14,10 +14,11 @@ import pytest
 from support.installed import needs_no_gpu, needs_vllm
 from support.patience import PATIENCE_S, lives, ran, wait_until
 from toy_run import Recorder
+from vllm_subjects import WIDE
 
 from luffy.config import load_experiment
 from luffy.errors import StageFailed
-from luffy.pipeline import engine_process, warm_start
+from luffy.pipeline import engine_process
 from luffy.pipeline.engine_process import EngineProcess
 from luffy.pipeline.events import EventReader
 from luffy.pipeline.experiment import ExperimentRun, open_experiment
@@ -30,9 +31,7 @@ ROOT = Path(__file__).parents[2]
 OUTPUTS = ("model.safetensors", "samples.jsonl.zst", "results.json")
 CHAIN = (
     "exp_configs/smoke.yaml",
-    # Of vLLM's CPU attention 32 is the smallest head.
-    "model.architecture={hidden_size: 64, intermediate_size: 64, num_layers: 2, num_heads: 2, "
-    "max_position_embeddings: 256}",
+    WIDE.replace("128", "256"),
     *("rl.engine=vllm", "evaluation.engine=vllm", "base.steps=60", "rl.steps=3", "execution.vllm.max_num_seqs=16"),
     *("evaluation.only=[retention]", "evaluation.max_response_tokens=24"),
 )
@@ -62,6 +61,14 @@ child.stdout.readline(), child.stdout.close()
 print(child.pid)
 sys.exit(0)
 """
+SUPERVISOR = """
+import sys; from pathlib import Path
+from luffy.pipeline.engine_process import EngineProcess
+from luffy.pipeline.supervise import supervise
+command, say = [sys.executable, "-m", "own_probe"], lambda line: print(line, flush=True)
+with EngineProcess().use():
+    supervise(command, Path(sys.argv[1]), on_event=print, has_engine=True, on_line=say)
+"""
 LEFT = """
 import gc, sys, deepspeed, torch
 sys.exit(any(isinstance(one, (deepspeed.DeepSpeedEngine, torch.optim.Optimizer)) for one in gc.get_objects()))
@@ -74,9 +81,6 @@ def shared(tmp_path_factory) -> Iterator[EngineProcess]:
     with pytest.MonkeyPatch.context() as patch:
         folder = tmp_path_factory.mktemp("engine")
         patch.setenv("PYTHONPATH", os.pathsep.join([str(folder), str(ROOT)]))
-        # pytest names the test and its phase in one, torch writes its default into the other: they change on the way.
-        changing = {"PYTEST_CURRENT_TEST", "TORCHINDUCTOR_CACHE_DIR"}
-        patch.setattr(warm_start, "_OWN_VARIABLES", warm_start._OWN_VARIABLES | changing)
         for name, code in {"state": STATE, "disturbing": DISTURBING, "left": LEFT}.items():
             (folder / f"{name}_probe.py").write_text(code)
         process = EngineProcess()
@@ -156,16 +160,8 @@ def test_stages_wait_for_one_another_but_not_for_one_on_other_gpus(shared, run, 
 
 def test_the_process_ends_with_its_supervisor(tmp_path):
     (tmp_path / "own_probe.py").write_text("import os, time; print(os.getpid(), flush=True); time.sleep(7200)")
-    code = (
-        "import sys; from pathlib import Path\n"
-        "from luffy.pipeline.engine_process import EngineProcess\nfrom luffy.pipeline.supervise import supervise\n"
-        "out = Path(sys.argv[1])\n"
-        "with EngineProcess().use():\n"
-        "    supervise([sys.executable, '-m', 'own_probe'], out, on_event=print, has_engine=True, "
-        "on_line=lambda line: print(line, flush=True))\n"
-    )
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT)])}
-    command = [sys.executable, "-c", code, str(tmp_path)]
+    command = [sys.executable, "-c", SUPERVISOR, str(tmp_path)]
     with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as driver:
         assert driver.stdout is not None
         pid = driver.stdout.readline()
@@ -179,15 +175,11 @@ KEPT = "vLLM engine kept: weights of "
 
 
 def said(workspace: Path) -> list[tuple[str, str]]:
-    """What the stages of the workspace have told of engines, in order of time, each with the kind of its stage.
-
-    Models are named by the stage that made them.
-    """
+    """What stages of each kind have told of engines, in order of time; models are named by the stage that made them."""
     files = workspace.glob("stages/*/*/events.jsonl")
     told = [(event.time, file.parts[-3], event.text) for file in files for event in EventReader(file).read()]
-    return [
-        (kind, re.sub(r"/.*| in \d+ s$", "", text)) for _, kind, text in sorted(told) if text.startswith("vLLM engine")
-    ]
+    of_engines = [(kind, text) for _, kind, text in sorted(told) if text.startswith("vLLM engine")]
+    return [(kind, re.sub(r"/.*| in \d+ s$", "", text)) for kind, text in of_engines]
 
 
 @needs_vllm

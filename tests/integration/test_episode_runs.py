@@ -1,9 +1,9 @@
-"""Environments through the stages: data, SFT, difficulty, RL and evaluation with a game; two environments in one run;
-own episodes with tools as traces; a template that rewrites earlier turns; and a kill in the middle of an episode."""
+"""Environments through the stages: data, SFT, RL and evaluation with a game; two environments in one run;
+a template that rewrites earlier turns; and a kill in the middle of an episode."""
 
-import json
 import os
 import shutil
+import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -15,15 +15,13 @@ import torch
 from support.installed import needs_vllm
 from support.kills import left_at, within_checkpoint
 from support.methods import run_rl
-from support.patience import wait_until
+from support.patience import lives, wait_until
 from support.sandboxed import require_bubblewrap
 from support.stages import CONFIGS, assert_same_result, execute, only, opened, run_stage, upstream_of
 from transformers import PreTrainedTokenizerBase, Qwen2Config, Qwen2ForCausalLM
 
 from luffy.config import load_experiment
 from luffy.config.experiment import ExperimentConfig
-from luffy.data.answer_cards import SampleCard, read_card
-from luffy.data.parquet import read_prompts
 from luffy.data.templates import decode, load_tokenizer
 from luffy.data.tokenizer import build_tokenizer
 from luffy.errors import DataError, StageFailed
@@ -35,7 +33,7 @@ from luffy.tracking.journal import RolloutJournal
 from luffy.tracking.metrics import METRICS_FILE, read_metrics, training_rows
 from luffy.tracking.rollout_metrics import learned_metrics
 from luffy.tracking.tracker import SAMPLES_FILE, read_samples
-from luffy.types import SAMPLED, Group, Message, Source, Trajectory
+from luffy.types import SAMPLED, Group, Source, Trajectory
 
 GAME = [
     "chain=sft_then_luffy",
@@ -48,7 +46,6 @@ GAME = [
     "base.steps=60",
     "base.batch_size=32",
     "sft={epochs: 3, batch_size: 8, optimizer: {lr: 3e-3}}",
-    "difficulty={num_samples: 2, max_pass_rate: 1.0}",
     "rl={steps: 3, prompts_per_step: 4, max_response_tokens: 64, optimizer: {lr: 1e-3}, "
     "validation: {every: 3, suites: [games]}}",
     "evaluation={max_response_tokens: 64, decodings: {greedy: {temperature: 0.0}}}",
@@ -115,15 +112,6 @@ def test_evaluation_grades_the_last_turn_and_is_the_held_out_accuracy_of_the_sam
     assert measured[3]["val/games/accuracy"] == accuracies["rl"]
 
 
-def test_difficulty_measures_episodes(finished):
-    rows = pq.read_table(only(finished, "difficulty") / "pass_rates.parquet").to_pylist()
-    assert len(rows) == 24
-    assert any(row["num_correct"] for row in rows)
-    assert any(row["mean_tokens"] > 8 for row in rows)  # which no single turn may have
-    outcomes = json.loads((only(finished, "difficulty") / "card.json").read_text())["rates"]["outcomes"]
-    assert outcomes["correct"] and not outcomes["crashed"]
-
-
 @pytest.mark.slow
 def test_a_kill_in_the_middle_of_an_episode_a_tool_call_and_its_code_costs_no_bit(finished, tmp_path, monkeypatch):
     require_bubblewrap()
@@ -138,59 +126,43 @@ def test_a_kill_in_the_middle_of_an_episode_a_tool_call_and_its_code_costs_no_bi
     with pytest.raises(StageFailed, match="rl was ended by SIGKILL"):
         run.execute("rl", StageObserver())
     assert not die_at.exists()
-    children = [line.split() for line in Path(f"{die_at}.children").read_text().splitlines()]
-    assert children  # the interpreter of the tool's code, with bubblewrap around it
-    wait_until(lambda: not any(_is_alive(int(pid), float(started)) for pid, started in children))
+    left = [int(pid) for pid in Path(f"{die_at}.children").read_text().split()]
+    assert left  # the interpreter of the tool's code, with bubblewrap around it
+    wait_until(lambda: not any(map(lives, left)))
     assert [path.name for path in (workspace / "stages/rl").glob("*/journal/*.parquet")] == ["step_000001.parquet"]
     run.execute("rl", StageObserver())
     assert_same_result(only(finished, "rl"), only(workspace / "stages", "rl"))
 
 
-def _is_alive(pid: int, started: float) -> bool:
-    try:
-        process = psutil.Process(pid)
-        return process.create_time() == started and process.status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
-
-
-SMALL = [
-    "model.architecture={hidden_size: 32, intermediate_size: 64, num_layers: 2, num_heads: 2, "
-    "max_position_embeddings: 256}",
-    "base.steps=40",
-    "base.batch_size=32",
-    "execution={num_threads: 1, retries: 0, rollout_batch_size: 32, checkpoint: {rl_every: 2}}",
-    "evaluation={max_response_tokens: 96, decodings: {greedy: {temperature: 0.0}}}",
-    "data.max_trace_tokens=96",
-]
 CHAINS = "kind: arithmetic, num_operations: [1], operations: {multiply: 1, reverse: 1}"
 GAMES = "kind: guess_number, high: 7, max_turns: 3"
 
 
-def played(workspace: Path, config: str, *changes: str) -> Experiment:
-    """The experiment after its stages; of the evaluations after that of the last policy, and without the report."""
-    experiment = opened(workspace, config, *SMALL, *changes)
-    left_out = ("evaluate_base", "evaluate_sft", "report")
-    execute(experiment, *(node.name for node in experiment.nodes if node.name not in left_out))
-    return experiment
-
-
 @pytest.fixture(scope="module")
 def mixed(tmp_path_factory) -> Experiment:
-    return played(
+    """After its stages, of the evaluations that of the last policy alone."""
+    experiment = opened(
         tmp_path_factory.mktemp("mixed"),
         "mixed_environments.yaml",
+        "model.architecture={hidden_size: 32, intermediate_size: 64, num_layers: 2, num_heads: 2, "
+        "max_position_embeddings: 256}",
+        "base={steps: 40, batch_size: 32}",
+        "execution={num_threads: 1, retries: 0, rollout_batch_size: 32, checkpoint: {rl_every: 2}}",
+        "evaluation={max_response_tokens: 96, decodings: {greedy: {temperature: 0.0}}}",
+        "data.max_trace_tokens=96",
         "chain=sft_then_luffy",
         f"data.train={{kind: mixture, parts: {{chains: {{source: {{{CHAINS}, num_prompts: 12, by_calculator: "
         f"[multiply]}}}}, games: {{source: {{{GAMES}, num_prompts: 12}}}}}}}}",
         f"data.corpus={{{CHAINS}, num_prompts: 256, unique: false}}",
         f"data.suites={{chains: {{{CHAINS}, num_prompts: 4}}, games: {{{GAMES}, num_prompts: 4}}}}",
         "sft={epochs: 2, batch_size: 8, optimizer: {lr: 3e-3}}",
-        "difficulty={num_samples: 2, max_pass_rate: 1.0}",
         "rl={steps: 2, prompts_per_step: 4, max_response_tokens: 96, optimizer: {lr: 1e-3}}",
         "environment.limits={max_turns: 3, max_turn_tokens: 48}",
         "environment.scoring={weights: {answer: 1.0, tools/tool_errors: -0.1, game/found: 0.5}}",
     )
+    left_out = ("evaluate_base", "evaluate_sft", "report")
+    execute(experiment, *(node.name for node in experiment.nodes if node.name not in left_out))
+    return experiment
 
 
 def test_every_group_is_played_by_its_own_part(mixed):
@@ -215,26 +187,6 @@ def test_metrics_and_samples_tell_the_parts_apart(mixed):
     records = list(read_samples_of(mixed.plan_node("evaluate_rl").directory))
     assert {record.suite for record in records} == {"chains", "games"}
     assert all(record.measures["part/tools"] == (record.suite == "chains") for record in records)
-
-
-def test_the_policys_own_episodes_become_traces_of_many_turns_that_sft_learns(tmp_path):
-    experiment = played(
-        tmp_path,
-        "tools_expert_iteration.yaml",
-        "stages=[prepare_data, base, sample, sft]",
-        "data.train={num_prompts: 24, num_operations: [1], operations: {multiply: 1, reverse: 1}}",
-        f"data.corpus={{{CHAINS}, num_prompts: 256, num_operations: [1], by_calculator: [multiply], unique: false}}",
-        f"data.suites={{chains: {{{CHAINS}, num_prompts: 4}}}}",
-        "base={steps: 300, batch_size: 32, optimizer: {lr: 6e-3}}",
-        "sample={num_samples: 4, max_response_tokens: 96, keep: {choose: first, max_per_prompt: 2}}",
-    )
-    (folder,) = (plan.directory for plan in experiment.plan() if plan.node.stage == "sample")
-    card = read_card(folder / "card.json", SampleCard)
-    traces = [trace for prompt in read_prompts(folder / "sampled.parquet") for trace in prompt.traces]
-    assert card.kept.traces == len(traces) > 0
-    for trace in (trace for trace in traces if trace.turns):
-        assert [turn.role for turn in (trace.turns[0], trace.turns[-1])] == ["assistant"] * 2
-        assert isinstance(trace.turns[1], Message) and "<tool_response>" in trace.turns[1].content
 
 
 TEMPLATE = (
@@ -327,13 +279,6 @@ def test_each_turn_is_learned_in_its_context(undisturbed, upstream):
         assert {*written} <= {*SAMPLED, Source.OFF_POLICY}
 
 
-def test_samples_show_the_turns_apart(undisturbed):
-    samples = [sample for _, sample in read_samples(undisturbed / SAMPLES_FILE)]
-    sample = next(each for each in samples if each.measures.get("turns", 0) > 1)
-    assert sample.response.count("--- policy ---") == sample.measures["turns"]
-    assert sample.response.count("Game ") == 0  # contexts are shown from where they differ
-
-
 def test_sft_between_rl_steps_learns_the_authors_turns_alone(model, upstream, tmp_path, monkeypatch):
     taken: list[Trajectory] = []
 
@@ -362,3 +307,90 @@ def test_vllm_samples_the_turns_that_the_trainer_learns(model, upstream, tmp_pat
     groups = RolloutJournal(tmp_path / "rl" / "journal").read(2) or []
     rows = [row for group in groups for row in group.trajectories if not row.is_off_policy]
     assert max(len(row.branches()) for row in rows) == 3
+
+
+# An environment of verifiers, through the stages' own programs; a small package takes the place of verifiers
+
+FAKES = Path(__file__).parents[1] / "synthetic" / "fake_verifiers"
+PACKAGE = f"environment: fake-environments, arguments: {{which: countdowns, num_tasks: 24}}, python: {sys.executable}"
+COUNTDOWNS = [
+    "chain=rl",
+    "method=on_policy",
+    f"data.train={{kind: verifiers, {PACKAGE}}}",
+    "data.corpus={kind: guess_number, num_prompts: 256, high: 7, player: random, max_turns: 3}",
+    f"data.suites={{games: {{kind: verifiers, {PACKAGE}, split: eval, equal_prompts: true}}}}",
+    "model.architecture={hidden_size: 32, intermediate_size: 64, num_layers: 2, num_heads: 2, "
+    "max_position_embeddings: 192}",
+    "base.steps=60",
+    "base.batch_size=32",
+    "rl={steps: 2, prompts_per_step: 4, max_response_tokens: 96, optimizer: {lr: 1e-3}}",
+    "evaluation={max_response_tokens: 96, decodings: {greedy: {temperature: 0.0}}}",
+    f"environment={{kind: verifiers, {PACKAGE}, limits: {{max_turns: 3, max_turn_tokens: 8}}}}",
+    "execution={num_threads: 1, retries: 0}",
+]
+
+
+def run_programs(workspace: Path, *names: str) -> None:
+    """Make these stages by their programs, with which the interpreters of their environments end."""
+    experiment = opened(workspace, "guess_number.yaml", *COUNTDOWNS)
+    run = ExperimentRun(experiment, experiment.workspace.new_run("test", {}))
+    for name in names:
+        run.execute(name, StageObserver())
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory, request) -> Iterator[Path]:
+    """Of all workspaces. In `killed`, an environment dies once while the file `die_at` is there."""
+    folder = tmp_path_factory.mktemp("workspaces")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(FAKES), prepend=os.pathsep)
+        patch.setenv("LUFFY_WORKSPACE", str(folder / "killed"))
+        patch.setenv("TEST_DIE_AT", str(folder / "die_at"))
+        request.getfixturevalue("warm_stages")  # only now, since a warm server starts no stage in another environment
+        yield folder
+
+
+@pytest.fixture(scope="module")
+def countdowns(folder) -> Path:
+    run_programs(folder / "undisturbed", "prepare_data", "base", "rl", "evaluate_rl")
+    return folder / "undisturbed" / "stages"
+
+
+@pytest.mark.slow
+def test_reward_metrics_and_verdict_are_the_environments(countdowns):
+    rows = rows_of(only(countdowns, "rl"))
+    assert len(rows) == 2 * 4 * 8
+    for row in rows:
+        measures = dict(row["measures"])
+        assert row["reward"] == measures["reward"] == measures["share"] == pytest.approx(measures["turns"] / 3)
+        assert measures["num_turns"] == measures["turns"]
+    assert {row["outcome"] for row in rows} <= {"correct", "wrong"}
+    for row in read_metrics(only(countdowns, "rl") / METRICS_FILE):
+        assert row["rollout/share_mean"] == pytest.approx(row["rollout/reward_mean"])
+    records = list(read_samples_of(only(countdowns, "evaluate")))
+    assert len(records) == 4
+    assert all(record.correct == (record.measures["reward"] >= 1.0) for record in records)
+    assert {record.grader for record in records} == {"measure"}
+
+
+def hosts(folder: Path) -> list[psutil.Process]:
+    """Foreign interpreters of the runs in the workspaces of a folder."""
+    found = [each for each in psutil.process_iter(["cmdline"]) if "verifiers_host.py" in str(each.info["cmdline"])]
+    return [each for each in found if str(folder) in str(each.environ())]
+
+
+@pytest.mark.slow
+def test_a_kill_of_the_foreign_interpreter_in_the_middle_of_an_answer_costs_no_bit(folder, countdowns):
+    assert hosts(folder) == []
+    workspace, die_at = folder / "killed", folder / "die_at"
+    shutil.copytree(countdowns.parent, workspace, symlinks=True, dirs_exist_ok=True)  # caches of libraries may be there
+    shutil.rmtree(workspace / "stages" / "rl")
+    die_at.touch()
+    with pytest.raises(StageFailed, match="the environment fake-environments of verifiers"):
+        run_programs(workspace, "rl")
+    assert not die_at.exists()
+    assert [file.name for file in workspace.glob("stages/rl/*/journal/*.parquet")] == ["step_000001.parquet"]
+    assert hosts(folder) == []
+    run_programs(workspace, "rl")
+    files = [f"journal/step_00000{step}.parquet" for step in (1, 2)]
+    assert_same_result(only(countdowns, "rl"), only(workspace / "stages", "rl"), *files)

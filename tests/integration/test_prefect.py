@@ -1,4 +1,4 @@
-"""The API that a flow uses, and stages as Prefect caches them: real flows against a real server, over toy stages.
+"""The API that a flow uses, its server, and stages as Prefect caches them: real flows over toy stages.
 
 `test_chain_struck` shows that an embedded server dies with its flow.
 """
@@ -13,20 +13,25 @@ import urllib.request
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
+from uuid import UUID
 
 import httpx
 import pytest
 from prefect.concurrency.asyncio import ConcurrencySlotAcquisitionError
+from prefect.exceptions import ObjectNotFound
 from support.patience import PATIENCE_S
 from support.prefect_api import place_empty_database, shared_api
 from support.refusals import refused
 from synthetic.endpoint import Endpoint, Reply
 
-from luffy.errors import LostError
+from luffy.cli.main import main
+from luffy.errors import EXIT_FAILURE, LostError
 from luffy.flows import prefect_api as api_module
+from luffy.flows import serve
 from luffy.flows.launch import call_flow
-from luffy.flows.prefect_api import answers, configured_api, free_port, prefect_api, set_environment
+from luffy.flows.prefect_api import ServerAddress, answers, configured_api, free_port, prefect_api, set_environment
 from luffy.pipeline.lock import stage_lock
+from luffy.pipeline.workspace import Workspace
 
 DRIVER = Path(__file__).with_name("toy_flow.py")
 CHAIN = "stages=[prepare_data, base, evaluate]"
@@ -158,6 +163,11 @@ def test_prefect_itself_bypasses_the_proxy_for_this_machine(tmp_path, monkeypatc
     assert (os.environ["NO_PROXY"], os.environ["no_proxy"]) == (after, after)
 
 
+def status_error(status):
+    request = httpx.Request("GET", "http://localhost")
+    return httpx.HTTPStatusError("no\nFor more", request=request, response=httpx.Response(status, request=request))
+
+
 @pytest.mark.slow
 def test_an_embedded_server_takes_the_place_of_an_api_that_does_not_answer(project, monkeypatch, capsys):
     """Where other machines may write the workspace, it has a folder of its own."""
@@ -179,10 +189,7 @@ def test_an_embedded_server_takes_the_place_of_an_api_that_does_not_answer(proje
     ("error", "line"),
     [
         (httpx.ConnectError("refused"), r"no longer answers \(ConnectError\)"),
-        *(
-            (httpx.HTTPStatusError("", request=httpx.Request("GET", "http://a"), response=httpx.Response(status)), line)
-            for status, line in ((503, "answers 503"), (429, "answers 429"), (408, "answers 408"))
-        ),
+        *((status_error(status), f"answers {status}") for status in (503, 429, 408)),
         (ConcurrencySlotAcquisitionError("Unable to acquire slots"), "does not let a task begin .Unable"),
     ],
 )
@@ -193,6 +200,63 @@ def test_a_server_that_dies_or_is_overloaded_under_the_flow_is_one_line(error, l
     with pytest.raises(LostError, match=line) as caught:
         call_flow(flow, {}, None)
     assert "\n" not in str(caught.value)
+
+
+# `luffy serve` where it must not begin, or where its server is slow
+
+
+def test_a_port_where_another_program_listens_is_refused():
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        with refused(f"--port {port}"):
+            serve.refuse_taken("127.0.0.1", port)
+    serve.refuse_taken("127.0.0.1", port)
+    # Ports for servers are not those of connections.
+    lowest_of_connections = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    port = free_port()
+    assert port < lowest_of_connections
+    socket.create_server(("127.0.0.1", port)).close()
+
+
+def test_the_lock_is_taken_before_any_server_is_started(tmp_path, monkeypatch):
+    monkeypatch.setattr(serve, "ApiServer", lambda *arguments: pytest.fail("a server was started"))
+    monkeypatch.setattr(serve, "set_environment", lambda *arguments, **options: None)
+    monkeypatch.setattr(serve.os, "environ", {})
+    workspace = Workspace(tmp_path / "workspace")
+    workspace.prepare()
+    (workspace.prefect_home / "serving").mkdir(parents=True)
+    with stage_lock(workspace.prefect_home / "serving"), refused(str(workspace.root), "served already"):
+        serve._serve(workspace, ServerAddress(free_port()), 1)
+
+
+@pytest.mark.parametrize("error", [ObjectNotFound(status_error(404)), status_error(503)], ids=["404", "503"])
+def test_a_run_that_cannot_be_closed_keeps_no_other_from_it(error):
+    closed, (odd, known, cancelled) = {}, (UUID(int=number) for number in range(3))
+
+    def read_flow_run(run):
+        if run == odd:
+            raise error
+        return SimpleNamespace(state=SimpleNamespace(is_cancelling=lambda: run == cancelled))
+
+    client = SimpleNamespace(
+        read_flow_run=read_flow_run,
+        set_flow_run_state=lambda run, state, *, force: closed.update({run: state.type.value}),
+    )
+    serve._close(client, {odd, known, cancelled})
+    assert closed == {known: "CRASHED", cancelled: "CANCELLED"}
+
+
+@pytest.mark.parametrize("error", [httpx.ReadTimeout("timed out"), httpx.ReadTimeout(""), status_error(503)])
+def test_an_api_that_fails_ends_it_in_one_line(monkeypatch, capsys, error):
+    def fail(*arguments):
+        raise error
+
+    monkeypatch.setattr(serve, "_serve", fail)
+    monkeypatch.setattr(serve.signal, "signal", lambda *arguments: None)
+    monkeypatch.setenv("COLUMNS", "300")
+    assert main(["serve"]) == EXIT_FAILURE
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1 and "does not answer as it should" in said
 
 
 # What is `Cached`, what is made again, and what two runs do at once
@@ -210,21 +274,13 @@ def ended(process):
     return out + err, dict(re.findall(r"^state (\w+): (\w+)", out, re.MULTILINE))
 
 
-def states(root, *overrides, **options):
-    return ended(start(root, *overrides, **options))[1]
-
-
 def cached_but(*made):
     return {node: "Completed" if node in made else "Cached" for node in NODES}
 
 
-def place(root, stage, name=""):
-    (directory,) = (path for path in (root / "stages" / stage).iterdir())
+def place(root, stage, name):
+    (directory,) = (root / "stages" / stage).iterdir()
     return directory / name
-
-
-def tear(path):
-    path.write_bytes(path.read_bytes()[:40])
 
 
 @pytest.fixture(scope="module")
@@ -265,11 +321,12 @@ def test_what_is_missing_changed_or_forced_is_a_miss_and_the_rest_is_cached(done
     assert said.count("records: 3") == 2
     assert said.count("started:") == 1 and "waiting" not in said
     # A result that differs is a miss for what was made from it.
-    tear(place(done, "prepare_data", "record.json"))
+    record = place(done, "prepare_data", "record.json")
+    record.write_bytes(record.read_bytes()[:40])
     place(done, "base", "manifest.json").unlink()
     said, found = ended(start(done, TOY_WEIGHTS="other"))
     assert (found, said.count("started:")) == (cached_but(*NODES), 2)
-    assert states(done, PREFECT_TASKS_REFRESH_CACHE="true") == cached_but(*NODES)
+    assert ended(start(done, PREFECT_TASKS_REFRESH_CACHE="true"))[1] == cached_but(*NODES)
 
 
 def test_a_stage_that_was_killed_or_lost_something_is_resumed_by_prefect(tmp_path):

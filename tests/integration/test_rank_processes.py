@@ -1,6 +1,5 @@
 """`execution.ranks: 2`: two processes learn what one does, and go on to the bit after a kill of either."""
 
-import json
 import shutil
 import subprocess
 import sys
@@ -10,7 +9,7 @@ import psutil
 import pytest
 from support.patience import wait_until
 from support.refusals import refused
-from support.stages import WEIGHTS, assert_same_result
+from support.stages import assert_same_result, only, rows_of
 
 from luffy.config import load_experiment
 from luffy.errors import EXIT_FAILURE, ConfigError
@@ -33,16 +32,6 @@ def ran(workspace: Path, *overrides: str) -> str:
     return output
 
 
-def folder(workspace: Path, stage: str) -> Path:
-    (found,) = (workspace / "stages" / stage).iterdir()
-    return found
-
-
-def rows(workspace: Path, stage: str) -> list[dict]:
-    text = (folder(workspace, stage) / "metrics.jsonl").read_text()
-    return [json.loads(line) for line in text.splitlines()]
-
-
 @pytest.fixture(scope="module")
 def prepared(tmp_path_factory) -> Path:
     """Base and SFT, made by two ranks."""
@@ -61,19 +50,18 @@ def undisturbed(prepared, tmp_path_factory) -> Path:
 def test_two_ranks_learn_what_one_learns(prepared, tmp_path):
     ran(tmp_path, *FIRST)
     for stage in ("base", "sft"):
-        one, two = ([row["actor/loss"] for row in rows(workspace, stage)] for workspace in (tmp_path, prepared))
+        folders = [only(workspace / "stages", stage) for workspace in (tmp_path, prepared)]
+        one, two = ([row["actor/loss"] for row in rows_of(folder)] for folder in folders)
         assert one == pytest.approx(two, rel=1e-4) and one != [one[0]] * len(one)
-        assert folder(tmp_path, stage).name == folder(prepared, stage).name, "ranks are no part of the key"
+        assert folders[0].name == folders[1].name, "ranks are no part of the key"
 
 
 @pytest.mark.parametrize("place", ["rank 0", "rank 1"])
 def test_a_killed_rank_ends_the_stage_and_the_same_command_resumes_it_to_the_bit(
     prepared, undisturbed, tmp_path, place
 ):
-    workspace = shutil.copytree(prepared, tmp_path / "w")
+    workspace, both = shutil.copytree(prepared, tmp_path / "w"), dict[str, psutil.Process]()
     run = started(workspace, *WHOLE, TWO)
-
-    both: dict[str, psutil.Process] = {}
 
     def ranks() -> bool:
         """Whether RL has taken three steps; then its processes are known."""
@@ -93,8 +81,7 @@ def test_a_killed_rank_ends_the_stage_and_the_same_command_resumes_it_to_the_bit
     psutil.wait_procs(both.values(), timeout=20)
     assert not any(process.is_running() for process in both.values())
     assert "resume" in ran(workspace, *WHOLE, TWO)
-    assert_same_result(folder(undisturbed, "rl"), folder(workspace, "rl"))
-    assert (folder(workspace, "rl") / WEIGHTS).is_file()
+    assert_same_result(only(undisturbed / "stages", "rl"), only(workspace / "stages", "rl"))
 
 
 @pytest.mark.parametrize(

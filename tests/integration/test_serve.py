@@ -4,11 +4,11 @@ import json
 import os
 import re
 import signal
-import subprocess
 import sys
 
 import psutil
 import pytest
+from flow_process import in_terminal
 from serving import LONG, LOOK_S, ROOT, SHORT, Checkout
 from support.patience import PATIENCE_S, ran, wait_until
 
@@ -112,22 +112,11 @@ def one_gpu(served, tmp_path, monkeypatch):
     (tmp_path / "nvidia-smi").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    started = []
+    started, own = [], {"PATH": os.environ["PATH"], "LUFFY_WORKSPACE": str(served.workspace)}
 
     def start(*overrides, **more):
-        started.append(
-            subprocess.Popen(
-                [sys.executable, "flows/full_pipeline.py", "exp_configs/smoke.yaml", *overrides],
-                cwd=served.root,
-                env={
-                    **served.environment, "PATH": os.environ["PATH"], "LUFFY_WORKSPACE": str(served.workspace), **more
-                },
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-                preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # as in a terminal
-            )
-        )  # fmt: skip
+        command = [sys.executable, "flows/full_pipeline.py", "exp_configs/smoke.yaml", *overrides]
+        started.append(in_terminal(command, cwd=served.root, env={**served.environment, **own, **more}))
         return started[-1]
 
     yield start

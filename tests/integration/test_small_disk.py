@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
+from support.refusals import refused
 from toy_run import Recorder, toy_experiment, toy_run
 
 from luffy.cli.main import main
@@ -38,10 +39,6 @@ def disk(tmp_path):
         subprocess.run(["umount", "-l", str(folder)], check=True)
 
 
-def read_only(folder):
-    subprocess.run(["mount", "-o", "remount,ro", str(folder)], check=True)
-
-
 def fill(folder):
     with (folder / "filler").open("wb", buffering=0) as file, pytest.raises(OSError, match="No space left"):
         while True:
@@ -49,44 +46,32 @@ def fill(folder):
     return folder / "filler"
 
 
-def one_line(caught, *words):
-    text = str(caught.value)
-    assert "\n" not in text
-    assert all(word in text for word in words), text
-
-
 def test_a_read_only_disk_is_refused_before_anything_starts(disk, capsys):
     root = disk(1)
-    read_only(root)
-    with pytest.raises(WorkspaceError) as caught:
+    subprocess.run(["mount", "-o", "remount,ro", str(root)], check=True)
+    with refused(f"workspace {root}: cannot be written (Read-only file system)", "--workspace", error=WorkspaceError):
         Workspace(root).prepare()
-    one_line(caught, f"workspace {root}: cannot be written (Read-only file system)", "--workspace")
-    with pytest.raises(WorkspaceError) as caught, claiming(Workspace(root)):
+    with refused("Read-only file system", error=WorkspaceError), claiming(Workspace(root)):
         pass
-    one_line(caught, "Read-only file system")
-    assert main(["show", "--workspace", str(root)]) == 0
-    assert main(["gc", "--workspace", str(root)]) == 0
-    assert main(["gc", "--delete", "--workspace", str(root)]) == 2
+    commands = [["show"], ["gc"], ["gc", "--delete"]]
+    assert [main([*command, "--workspace", str(root)]) for command in commands] == [0, 0, 2]
     assert "Read-only file system" in capsys.readouterr().err
 
 
-def test_a_full_disk_is_refused_before_anything_starts(disk):
+def test_what_will_not_fit_is_refused_before_it_begins(disk, tmp_path):
+    """A run, and a stage of one that has begun."""
     root = disk(20)
-    with pytest.raises(WorkspaceError) as caught, start_run(toy_experiment(root)):
+    full = (f"workspace {root}: its disk is full (20 MiB left", "luffy gc", "--workspace")
+    with refused(*full, error=WorkspaceError), start_run(toy_experiment(root)):
         pass
-    one_line(caught, f"workspace {root}: its disk is full (20 MiB left", "luffy gc", "--workspace")
-
-
-def test_a_stage_that_will_not_fit_is_refused_before_it_begins(disk):
-    root = disk(60)
-    wide = ("model.architecture.hidden_size=768", "model.architecture.num_layers=4")
-    run = toy_run(root, *wide)
-    run.execute("prepare_data", Recorder())
-    with pytest.raises(WorkspaceError) as caught:
-        run.execute("base", recorder := Recorder())
-    one_line(caught, "base needs", "parameters: a model in float32", "checkpoints of", "MiB left", "--workspace")
+    root = disk(60, tmp_path / "larger")
+    run = toy_run(root, "model.architecture.hidden_size=768", "model.architecture.num_layers=4")
+    run.execute("prepare_data", recorder := Recorder())
+    needed = ("base needs", "parameters: a model in float32", "checkpoints of", "MiB left", "--workspace")
+    with refused(*needed, error=WorkspaceError):
+        run.execute("base", recorder)
     assert not list((root / "stages").glob("base/*"))
-    assert recorder.texts("error") == [str(caught.value)]
+    assert len(recorder.texts("error")) == 1
 
 
 def test_a_full_disk_does_not_hide_the_error_that_ended_the_run(disk):

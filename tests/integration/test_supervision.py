@@ -33,38 +33,31 @@ from luffy.pipeline.workspace import Workspace
 from luffy.processes import marked_processes
 
 ROOT = Path(__file__).parents[2]
-COLD, WARM = ROOT / "tests/integration/toy_run.py", ROOT / "tests/integration/warm_run.py"
-"""Supervisors of stages."""
+SUPERVISOR = str(ROOT / "tests/integration/toy_run.py")
 SLEEP = "import time; time.sleep(7200)"
 FAMILY = """
-import os, subprocess, sys, time
-deaf = "import signal, time; signal.signal(15, signal.SIG_IGN); print('ready', flush=True); time.sleep(9999)"
-child = subprocess.Popen([sys.executable, "-c", deaf], start_new_session=True, stdout=subprocess.PIPE)
-child.stdout.readline()
-fork = os.fork()  # no exec: its environment in /proc is the server's
-if fork == 0:
-    os.setsid()
-    time.sleep(7200)
-print("pids", os.getpid(), child.pid, fork)
-time.sleep(7200)
-"""
-
-TITLED = """
-import os, subprocess, sys, time
-from setproctitle import setproctitle
-worker = "from setproctitle import setproctitle; setproctitle('VLLM::Worker_TP0'); print('titled', flush=True)"
-worker += "; import time; time.sleep(7200)"
-child = subprocess.Popen([sys.executable, "-c", worker], start_new_session=True, stdout=subprocess.PIPE)
-child.stdout.readline()
-reading, writing = os.pipe()
-fork = os.fork()  # no exec: its environment in /proc is the stage's, or the server's
-if fork == 0:
-    os.setsid()
-    setproctitle("VLLM::EngineCore")
-    os.write(writing, b"titled")
-    time.sleep(7200)
-os.read(reading, 6)
-print("pids", child.pid, fork)
+import importlib.util, os, subprocess, sys, time
+has_titles = importlib.util.find_spec("setproctitle") is not None
+def titled(text):  # as vLLM's workers are; it would overwrite the mark by which they are found
+    return f"from setproctitle import setproctitle; setproctitle('{text}');" if has_titles else ""
+def child(code):
+    code += "import time; print('ready', flush=True); time.sleep(7200)"
+    process = subprocess.Popen([sys.executable, "-c", code], start_new_session=True, stdout=subprocess.PIPE)
+    process.stdout.readline()
+    return process.pid
+def forked(code):  # no exec: its environment in /proc is the stage's, or the server's
+    reading, writing = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.setsid()
+        exec(code)
+        os.write(writing, b"ready")
+        time.sleep(7200)
+    os.read(reading, 5)
+    return pid
+deaf = "import signal; signal.signal(15, signal.SIG_IGN);"
+started = child(deaf), forked(""), child(titled("VLLM::Worker_TP0")), forked(titled("VLLM::EngineCore"))
+print("pids", os.getpid(), *started)
 time.sleep(7200)
 """
 
@@ -146,39 +139,26 @@ def test_stopping_the_supervisor_ends_all_stage_processes_but_no_warm_server(pro
     with way() as warm:
         with pytest.raises(error):
             supervise([sys.executable, "-m", "warm_probe"], tmp_path, on_event=print, on_line=stop, grace_s=0.5)
-        assert len(pids) == 3
-        assert not any(lives(pid) for pid in pids)
+        assert len(pids) == 5 and not any(lives(pid) for pid in pids[:3])
+        wait_until(lambda: not any(lives(pid) for pid in pids))  # one with a title that is dying has no mark any more
         if warm is not None:
             assert [process.pid for process in marked_processes(warm.mark)] == [warm.pid]
             program("print('next')")
             assert run(tmp_path).endswith("next\n")
 
 
-def test_processes_that_give_themselves_a_title_end_with_the_stage(program, tmp_path, way):
-    """As vLLM's workers do; the title would overwrite the mark by which they are found."""
-    pytest.importorskip("setproctitle", reason="needs the package setproctitle")
-    program(TITLED)
-    pids = []
-
-    def stop(line):
-        pids.extend(pids_in(line))
-        raise KeyboardInterrupt
-
-    with way(), pytest.raises(KeyboardInterrupt):
-        supervise([sys.executable, "-m", "warm_probe"], tmp_path, on_event=print, on_line=stop, grace_s=0.5)
-    assert len(pids) == 2
-    wait_until(lambda: not any(lives(pid) for pid in pids))  # one that is dying has no mark any more
-
-
 # Toy stages of an experiment
 
 
-def read_until(process, pattern):
-    """Lines of the driver up to the one that matches; returns the match."""
-    for line in process.stdout:
-        if match := re.search(pattern, line):
-            return match
-    raise AssertionError(f"the driver ended without {pattern!r}")
+@pytest.fixture
+def toy(monkeypatch):
+    """Sets the TOY_* variables of toy_stage.py; None takes one away."""
+
+    def toy(**settings):
+        for name, value in settings.items():
+            monkeypatch.delenv(f"TOY_{name}") if value is None else monkeypatch.setenv(f"TOY_{name}", value)
+
+    return toy
 
 
 def test_progress_arrives_from_first_to_last(tmp_path):
@@ -199,15 +179,13 @@ def test_progress_arrives_from_first_to_last(tmp_path):
         ("crash", 1, r"prepare_data failed with exit code 1: RuntimeError: the matrix is not finite(.|\n)*Traceback"),
     ],
 )
-def test_a_failure_keeps_its_line_and_exit_code_and_a_crash_the_end_of_its_log(
-    tmp_path, monkeypatch, mode, exit_code, message
-):
-    monkeypatch.setenv("TOY_MODE", mode)
+def test_a_failure_keeps_its_line_and_exit_code_and_a_crash_the_end_of_its_log(tmp_path, toy, mode, exit_code, message):
+    toy(MODE=mode)
     with pytest.raises(StageFailed, match=message) as caught:
         toy_run(tmp_path).execute("prepare_data", Recorder())
     assert (caught.value.exit_code, caught.value.temporary) == (exit_code, False), "Prefect does not retry it"
     if mode == "quota":  # it could not write its error, and resumes
-        monkeypatch.delenv("TOY_MODE")
+        toy(MODE=None)
         assert toy_run(tmp_path).execute("prepare_data", Recorder()).resumed_from == 2
 
 
@@ -215,9 +193,8 @@ CHECKPOINT = "stages/prepare_data/*/checkpoints/step_000002/COMPLETE"
 
 
 @pytest.mark.slow
-def test_a_time_limit_ends_all_stage_processes_and_the_next_run_resumes(tmp_path, monkeypatch):
-    monkeypatch.setenv("TOY_MODE", "family")
-    monkeypatch.setenv("TOY_HANGS_AT", "3")
+def test_a_time_limit_ends_all_stage_processes_and_the_next_run_resumes(tmp_path, toy, monkeypatch):
+    toy(MODE="family", HANGS_AT="3")
     recorder = Recorder()
     limit_s = 86400.0
     passes = SimpleNamespace(
@@ -234,8 +211,8 @@ def test_a_time_limit_ends_all_stage_processes_and_the_next_run_resumes(tmp_path
 
 
 @pytest.mark.slow
-def test_another_run_of_the_stage_does_not_change_the_execution_settings_of_the_one_at_work(tmp_path, monkeypatch):
-    monkeypatch.setenv("TOY_FAULT", "killed")
+def test_another_run_of_the_stage_does_not_change_the_execution_settings_of_the_one_at_work(tmp_path, toy):
+    toy(FAULT="killed")
     run, other = (toy_run(tmp_path, f"execution.num_threads={threads}") for threads in (1, 2))
     with pytest.raises(StageFailed) as caught:
         run.execute("prepare_data", Recorder())
@@ -253,13 +230,12 @@ def test_another_run_of_the_stage_does_not_change_the_execution_settings_of_the_
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("mode", "said"), [("family", r"child (\d+)"), ("deaf", "progress")])
-def test_kill_9_of_the_supervisor_of_a_cold_stage_leaves_nothing_behind(tmp_path, monkeypatch, mode, said):
+def test_kill_9_of_the_supervisor_of_a_cold_stage_leaves_nothing_behind(tmp_path, toy, mode, said):
     """Also of a stage that ignores SIGTERM: it notices that it is orphaned."""
-    monkeypatch.setenv("TOY_MODE", mode)
-    monkeypatch.setenv("TOY_STEP_S", "60")
-    command = [sys.executable, str(COLD), str(tmp_path), "prepare_data"]
+    toy(MODE=mode, STEP_S="60")
+    command = [sys.executable, SUPERVISOR, str(tmp_path), "prepare_data"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    started = map(int, read_until(process, said).groups())
+    started = map(int, next(filter(None, (re.search(said, line) for line in process.stdout))).groups())
     (stage,) = (tmp_path / "stages" / "prepare_data").iterdir()
     left = [int(re.search(r"pid (\d+)", holder_of(stage))[1]), *started]
     assert all(map(lives, left))
@@ -268,11 +244,8 @@ def test_kill_9_of_the_supervisor_of_a_cold_stage_leaves_nothing_behind(tmp_path
 
 
 @pytest.mark.slow
-def test_kill_9_of_the_stage_ends_its_children_and_the_next_run_resumes(tmp_path, monkeypatch):
-    monkeypatch.setenv("TOY_MODE", "family")
-    monkeypatch.setenv("TOY_HANGS_AT", "4")
-    monkeypatch.setenv("TOY_STEP_S", "0.3")  # so far apart that each step's event is written
-    monkeypatch.setenv("TOY_STEPS", "8")
+def test_kill_9_of_the_stage_ends_its_children_and_the_next_run_resumes(tmp_path, toy):
+    toy(MODE="family", HANGS_AT="4", STEP_S="0.3", STEPS="8")  # so far apart that each step's event is written
     killed = []
 
     class Killer(Recorder):
@@ -287,8 +260,7 @@ def test_kill_9_of_the_stage_ends_its_children_and_the_next_run_resumes(tmp_path
         toy_run(tmp_path).execute("prepare_data", recorder)
     child = int(re.search(r"child (\d+)", "\n".join(recorder.texts("line")))[1])
     assert not lives(child)
-    monkeypatch.setenv("TOY_MODE", "")
-    monkeypatch.delenv("TOY_HANGS_AT")
+    toy(MODE=None, HANGS_AT=None)
     again = Recorder()
     manifest = toy_run(tmp_path).execute("prepare_data", again)
     assert again.texts("planned") == ["resume from step 3"]
@@ -400,7 +372,7 @@ def test_a_server_that_cannot_load_or_has_a_second_thread_never_forks(program, t
 @pytest.mark.parametrize("victim", ["supervisor", "server"])
 def test_kill_9_of_supervisor_or_server_leaves_nothing_behind(program, tmp_path, victim):
     program(f"import os; print('stage', os.getpid()); {SLEEP}")
-    command = [sys.executable, str(WARM), str(tmp_path), "warm_probe"]
+    command = [sys.executable, SUPERVISOR, str(tmp_path), "--warm", "warm_probe"]
     driver = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     server, stage = (pids_in(driver.stdout.readline())[0] for _ in range(2))
     assert psutil.Process(stage).ppid() == server

@@ -1,8 +1,7 @@
 """`luffy compare`, `grid` and `study` over stages of smoke.yaml's size.
 
 One comparison has arms that learn side by side, one that fails, and Ctrl-C. The others have their stages in the flow's
-own process: arms tuned, killed among their tries, then a grid in the same workspace; rounds of expert iteration; a
-study resumed and collected.
+own process: arms tuned, killed among their tries, then a grid in the same workspace; a study resumed and collected.
 """
 
 import json
@@ -14,14 +13,11 @@ import pytest
 from campaigns.random_kills import processes_of
 from flow_process import IN_PROCESS, run, start, states
 from support.patience import PATIENCE_S
-from synthetic.pages import Page
 
 from luffy.cli.main import main
 from luffy.config.many_runs.sweep_runs import load_sweep
-from luffy.data.answer_cards import SampleCard, read_card
 from luffy.evaluation.across_runs.run_results import read_sweep_results, result_files, write_results
 from luffy.evaluation.results import read_results
-from luffy.pipeline.manifest import finished_manifest
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]
@@ -63,21 +59,6 @@ overrides: {SMALL[:-1]}, chain=sft, method=sft, sft.epochs=null, sft.steps=4]
 grid: {{sft.optimizer.lr: [1e-3, 3e-3], sft.num_traces: [8, 9999]}}
 seeds: [100]
 """
-PROMPTS, SAMPLES = 12, 4
-ROUNDS = f"""\
-name: rounds
-experiment: {ROOT}/exp_configs/smoke.yaml
-overrides: ["data.train={{kind: arithmetic, num_operations: [1], operations: {{reverse: 1}}, num_prompts: {PROMPTS}}}",
-  "data.corpus={{kind: arithmetic, num_operations: [1], operations: {{reverse: 1}}, num_prompts: 512, unique: false}}",
-  data.corpus.stepwise_share=0.0, base.steps=150, sample.num_samples={SAMPLES}, sample.max_response_tokens=16,
-  sft.num_traces=null, "evaluation.only=[retention]", evaluation.decodings.sampled=null]
-seeds: [7]
-reference: sft
-budget: {{optimizer_steps: 4}}
-arms:
-  sft: {{chain: sft, method: sft}}
-  expert_iteration: {{chain: expert_iteration, method: sft, overrides: [stages.rounds.repeat=2]}}
-"""
 CELLS = ("--cells", "centre")
 
 
@@ -106,10 +87,6 @@ def test_arms_learn_side_by_side_and_a_failed_one_is_shown_as_failed(compared):
     # 3 RL steps of 4 prompts x 7 rollouts; 2 of 4 x 8.
     assert (luffy["cost_a_seed"]["rollouts"], then["cost_a_seed"]["rollouts"]) == (3 * 28, 2 * 32)
     assert [point["steps"] for point in then["curve"]] == [4, 6]
-    assert luffy["cost_a_seed"]["peak_memory_gib"] > 0
-    assert len(then["minus_reference"]) == 2 * 2  # suites, decodings
-    page = (folder / "workspace/runs/small-1/comparison.html").read_text()
-    assert "Failed runs" in page and "Over optimizer steps" in page
     made = {path.name for path in (folder / "workspace/runs/small-1/arms").iterdir()}
     assert made == {"luffy-1", "sft_then_rl-1", "broken-1"}
     stages = folder / "workspace" / "stages"
@@ -192,8 +169,6 @@ def test_a_killed_tuning_repeats_no_finished_try_and_what_it_chose_is_run(tuned)
     }
     reported = {"in_distribution", "longer"}
     assert evaluated == {"sft.1-100": {"validation"}, "sft-1": reported, "luffy-1": reported}
-    text = (page / "comparison.html").read_text()
-    assert "evaluated only on validation" in text and "Every arm had 2 tries" in text
 
 
 def test_a_grid_reuses_what_is_there_and_shows_a_failed_point_as_failed(tuned):
@@ -209,74 +184,35 @@ def test_a_grid_reuses_what_is_there_and_shows_a_failed_point_as_failed(tuned):
     points = json.loads((directory / "grid.json").read_text())["points"]
     assert [point["finished_seeds"] for point in points] == [[100], [], [100], []]
     assert {row["suite"] for row in points[0]["accuracy"]} == {"in_distribution", "longer"}
-    page = (directory / "grid.html").read_text()
-    assert "Failed runs" in page
-    drawn = "".join(each for figures in Page(page).figures.values() for each in figures)
-    assert drawn.count("<use") == 2 * 2  # a mark in each suite's figure, without the failed points
+    assert "Failed runs" in (directory / "grid.html").read_text()
 
 
-def test_a_comparison_counts_the_responses_and_the_steps_of_every_round(tmp_path):
-    (tmp_path / "rounds.yaml").write_text(ROUNDS)
-    workspace = tmp_path / "workspace"
-    result = run(workspace, "compare", tmp_path / "rounds.yaml", flow=IN_PROCESS)
-    assert result.returncode == 0, result.stderr
-    found = states(result)
-    assert found["expert_iteration 7: sample_1"] == found["expert_iteration 7: sft_2"] == "finished"
-    arms = json.loads((workspace / "runs" / "rounds-1" / "comparison.json").read_text())["arms"]
-    sft, rounds = (arm["cost_a_seed"] for arm in arms)
-    assert [cost["optimizer_steps"] for cost in (sft, rounds)] == [4, 2 * 2]
-    assert [cost["rollouts"] for cost in (sft, rounds)] == [0, 2 * PROMPTS * SAMPLES]
-    stages = workspace / "runs" / "rounds-1" / "arms" / "expert_iteration-7" / "stages"
-    cards = [read_card(stages / f"sample_{number}" / "card.json", SampleCard).rates for number in (1, 2)]
-    assert rounds["generated_tokens"] == sum(round(PROMPTS * SAMPLES * card.mean_tokens) for card in cards)
-    sampling_s = sum(finished_manifest(stages / f"sample_{number}").total_s for number in (1, 2))
-    assert rounds["seconds"] > sampling_s > 0 < sft["seconds"]
-
-
-def study(folder, *options, workspace="workspace"):
-    where = folder / workspace
-    result = run(where, "compare", folder / "design.yaml", *options, "--workspace", where, flow=IN_PROCESS)
-    return result.returncode, result.stdout, result.stderr
-
-
-@pytest.fixture(scope="module")
-def studied(tmp_path_factory):
-    """The centre with one seed."""
-    folder = tmp_path_factory.mktemp("study")
+def test_a_study_goes_on_without_its_finished_runs_is_collected_and_refuses_what_differs(tmp_path):
     shipped = ROOT / "exp_configs"
     text = (shipped / "study_smoke.yaml").read_text().replace("smoke.yaml", f"{shipped}/smoke.yaml")
-    smaller = {
-        "\nseeds: [1, 2]\n": "\nseeds: [1]\n",
-        "\nworkers: 2\n": "\nworkers: 1\n",
-        "\noverrides: [": "\noverrides: [grading.kind=exact, ",
-    }
-    for given, small in smaller.items():
+    smaller = {"seeds: [1, 2]\n": "seeds: [1]\n", "workers: 2\n": "workers: 1\n"}
+    for given, small in {**smaller, "\noverrides: [": "\noverrides: [grading.kind=exact, "}.items():
         assert given in text
         text = text.replace(given, small)
-    (folder / "design.yaml").write_text(text)
-    code, _, err = study(folder, *CELLS)
-    assert code == 0, err
-    return folder
+    design = tmp_path / "design.yaml"
+    design.write_text(text)
 
+    def study(*options, code=0):
+        result = run(tmp_path / "workspace", "compare", design, *options, flow=IN_PROCESS)
+        assert result.returncode == code, result.stderr
+        return result
 
-def test_a_study_goes_on_without_its_finished_runs(studied):
-    code, out, err = study(studied, *CELLS)
-    assert code == 0, err
-    assert not re.search(r"^\d\d:\d\d:\d\d centre\.", out, re.MULTILINE)
-    code, out, _ = study(studied, *CELLS, "--dry-run")
-    assert code == 0 and " reused " in out and " run " not in out.partition("\n")[2].replace(" 4 runs", "")
-
-
-def test_results_are_collected_and_shown_and_those_that_differ_are_refused(studied):
-    folder = studied
-    code, _, err = study(folder, "--collect", "--page")
-    assert code == 0, err
-    written = {path.name for path in folder.glob("study_smoke.*")}
+    study(*CELLS)
+    assert not re.search(r"^\d\d:\d\d:\d\d centre\.", study(*CELLS).stdout, re.MULTILINE)
+    out = study(*CELLS, "--dry-run").stdout
+    assert " reused " in out and " run " not in out.partition("\n")[2].replace(" 4 runs", "")
+    study("--collect", "--page")
+    written = {path.name for path in tmp_path.glob("study_smoke.*")}
     assert written == {f"study_smoke.{name}" for name in ("results.parquet", "outcomes.parquet", "html", "svg")}
-    files = result_files(folder / "design.yaml", load_sweep(folder / "design.yaml").design.name)
+    files = result_files(design, load_sweep(design).design.name)
     results = read_sweep_results(files)
     first, *rest = results.outcomes["correct"][0]  # of the base
     results.outcomes.at[0, "correct"] = (first + 1, *rest)
     write_results(results, files)
-    code, _, err = study(folder, "--collect")
-    assert code == 2 and err.count("\n") == 1 and "does not go with workspace" in err and "(centre, " in err
+    err = study("--collect", code=2).stderr
+    assert err.count("\n") == 1 and "does not go with workspace" in err and "(centre, " in err

@@ -4,16 +4,14 @@ What one machine computes is the reference. The machines are on this host: each 
 name and processes of its own.
 """
 
-import json
 import os
 import re
 import secrets
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from filecmp import cmp
 from pathlib import Path
 
 import psutil
@@ -22,15 +20,13 @@ from support.holding import Hold
 from support.installed import needs_no_gpu, needs_vllm
 from support.patience import PATIENCE_S, ran, wait_until, wait_until_ended
 from support.prefect_api import place_empty_database, without_prefect
+from support.stages import ROOT, assert_same_result, only, opened
 from toy_run import Recorder
 
-from luffy.config import load_experiment
-from luffy.pipeline.experiment import ExperimentRun, open_experiment
-from luffy.pipeline.workspace import Workspace
-from luffy.tracking.metrics import without_times
+from luffy.pipeline.experiment import ExperimentRun
+from luffy.pipeline.manifest import finished_manifest
 
 pytestmark = [pytest.mark.slow, needs_vllm, needs_no_gpu]
-ROOT = Path(__file__).parents[2]
 RAY = Path(sys.executable).with_name("ray")
 NAMESPACES = ["unshare", "--net", "--mount", "--uts", "--pid", "--fork", "--kill-child", "--mount-proc"]
 # Ends with the pipe at its standard input, so with whoever has started it, and all of the machine's processes with it.
@@ -101,13 +97,8 @@ class Machine:
         return ran(self.command(*words), env={**self.environment, **environment})
 
     def start(self, *words: object, **environment: str) -> subprocess.Popen[str]:
-        return subprocess.Popen(
-            self.command(*words),
-            env={**self.environment, **environment},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
+        options = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+        return subprocess.Popen(self.command(*words), env={**self.environment, **environment}, **options)
 
     def start_ray(self, *words: str) -> None:
         started = self.run(RAY, "start", *words, "--num-cpus=2", "--num-gpus=0", "--object-store-memory=80000000")
@@ -154,13 +145,13 @@ class TwoMachines:
                 machine.kill()
 
 
-def connect(machine: Machine, first: str = "true") -> None:
-    succeed(machine.command("sh", "-c", NETWORK.format(first=first, address=machine.address)))
-
-
 def succeed(command: list[str]) -> None:
     done = ran(command)
     assert done.returncode == 0, done.stderr
+
+
+def connect(machine: Machine, first: str = "true") -> None:
+    succeed(machine.command("sh", "-c", NETWORK.format(first=first, address=machine.address)))
 
 
 @contextmanager
@@ -177,27 +168,6 @@ def two_machines(shared: Path) -> Iterator[TwoMachines]:
         yield machines
 
 
-def command(workspace: Path, ray: str) -> list[object]:
-    return [LUFFY, "run", *EXPERIMENT, f"execution.ray={ray}", "--workspace", workspace]
-
-
-def run_here(workspace: Path, *nodes: str, overrides: Sequence[str]) -> None:
-    """Run stages on this machine alone, without a flow."""
-    experiment = open_experiment(load_experiment(EXPERIMENT[0], [*EXPERIMENT[1:], *overrides]), Workspace(workspace))
-    run = ExperimentRun(experiment, experiment.workspace.new_run("alone", {}))
-    for node in nodes:
-        run.execute(node, Recorder())
-
-
-def stage(workspace: Path) -> Path:
-    (directory,) = (workspace / "stages" / "rl").iterdir()
-    return directory
-
-
-def metrics(directory: Path) -> list[dict[str, float]]:
-    return [without_times(json.loads(row)) for row in (directory / "metrics.jsonl").read_text().splitlines()]
-
-
 def test_the_loss_of_a_machine_is_named_and_the_same_command_goes_on_when_it_is_back(tmp_path, monkeypatch, request):
     """Ranks are on both, and weights go to the other machine.
 
@@ -208,9 +178,15 @@ def test_the_loss_of_a_machine_is_named_and_the_same_command_goes_on_when_it_is_
         place_empty_database(workspace / "prefect")
         monkeypatch.setenv("OMP_NUM_THREADS", "1")
         request.getfixturevalue("warm_stages")  # only now, since a warm server starts no stage in another environment
-        run_here(workspace, "prepare_data", "base", overrides=["cluster=local"])
-        run_here(workspace, "rl", overrides=[f"execution.ray={{trainer_ranks: 3, {TIMES}}}"])
-        stage(workspace).rename(reference)
+        config, *of_experiment = EXPERIMENT
+        for nodes, changed in (
+            (("prepare_data", "base"), "cluster=local"), (("rl",), f"execution.ray={{trainer_ranks: 3, {TIMES}}}"),
+        ):  # fmt: skip
+            experiment = opened(workspace, f"{config}.yaml", *of_experiment, changed)
+            run_here = ExperimentRun(experiment, experiment.workspace.new_run("alone", {}))
+            for node in nodes:
+                run_here.execute(node, Recorder())
+        only(workspace / "stages", "rl").rename(reference)
 
         environment = machines.alpha.environment
         environment |= {"DO_NOT_TRACK": "1", "OMP_NUM_THREADS": "1"}
@@ -221,7 +197,7 @@ def test_the_loss_of_a_machine_is_named_and_the_same_command_goes_on_when_it_is_
         machines.start_ray()
         machines.join_ray()
         ray = f'address: "{machines.address}", trainer_ranks: 3, {TIMES}'
-        words = command(workspace, f"{{{ray}}}")
+        words = [LUFFY, "run", *EXPERIMENT, f"execution.ray={{{ray}}}", "--workspace", workspace]
         hold = Hold(workspace, "rl", HELD_AT)
         run = machines.alpha.start(*words, **hold.environment)
         hold.wait(run)
@@ -247,10 +223,9 @@ def test_the_loss_of_a_machine_is_named_and_the_same_command_goes_on_when_it_is_
         machines.join_ray()
         run = machines.beta.run(*words, **hold.environment)
         assert run.returncode == 0, run.stdout + run.stderr
-    found = stage(workspace)
-    assert json.loads((found / "manifest.json").read_text())["resumed_from"] == HELD_AT - 1
-    assert metrics(found) == metrics(reference)
-    assert cmp(found / "model" / "model.safetensors", reference / "model" / "model.safetensors", shallow=False)
+    found = only(workspace / "stages", "rl")
+    assert finished_manifest(found).resumed_from == HELD_AT - 1
+    assert_same_result(found, reference)
 
 
 def test_a_slurm_job_of_two_nodes_makes_one_cluster(tmp_path):

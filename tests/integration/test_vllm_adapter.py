@@ -4,7 +4,7 @@ import copy
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,7 +15,7 @@ from support.patience import PATIENCE_S, wait_until
 from support.refusals import refused
 from torch import nn
 from transformers import PreTrainedModel
-from vllm_subjects import MAX_GAP, PARAMS, REQUESTS, logprobs_with_kept_cache, model_of, save
+from vllm_subjects import MAX_GAP, PARAMS, REQUESTS, gap, model_of, save, sleeping_as_on_a_gpu
 
 from luffy.config.execution import VLLMConfig
 from luffy.config.model import LoRAConfig
@@ -28,6 +28,7 @@ from luffy.training.ranks import init_process_group
 pytestmark = [needs_vllm, needs_no_gpu, pytest.mark.slow]
 CONFIG = VLLMConfig(cpu_kv_cache_gb=0.05, max_num_seqs=16)
 CPU = torch.device("cpu")
+NORM = "model.layers.1.input_layernorm.weight"
 
 
 def scaled(by: float) -> LoRAConfig:
@@ -64,17 +65,6 @@ def merged(policy: Policy) -> PreTrainedModel:
     return model
 
 
-def gap(models: Mapping[int, PreTrainedModel], completions: Sequence[Completion]) -> float:
-    """The largest distance of a log-probability from that of the model of the token's version."""
-    return max(
-        abs(found - expected)
-        for request, completion in zip(REQUESTS, completions, strict=True)
-        for found, expected in zip(
-            completion.logprobs, logprobs_with_kept_cache(dict(models), request, completion, 1.0), strict=True
-        )
-    )
-
-
 def test_each_update_replaces_the_adapter_and_samples_as_the_policy_that_is_trained(engine, lora):
     models: dict[int, PreTrainedModel] = {}
     assert engine.weight_version == -1
@@ -107,39 +97,22 @@ def test_rows_that_are_being_generated_go_on_with_the_next_adapter(engine, lora)
     assert gap({number: models[number % 3] for number in range(version + 1)}, found) < MAX_GAP
 
 
-@pytest.fixture
-def device(monkeypatch) -> list[str]:
-    """The worker's calls of a GPU replaced: whoever sleeps has no weights, and what wakes is as the list says last."""
-    from vllm.platforms import current_platform
+@pytest.mark.parametrize("damage", ["lost weights", "lost adapter"])
+def test_an_engine_that_wakes_damaged_is_refused(folder, monkeypatch, damage):
+    """As on a GPU. An undamaged one goes on with weights and adapter, which level 1 keeps."""
     from vllm.v1.worker.cpu_worker import CPUWorker
 
-    calls, kept = list[str](), dict[str, torch.Tensor]()
+    turns = sleeping_as_on_a_gpu(monkeypatch)
+    wake_up = CPUWorker.wake_up
 
-    def sleep(worker: CPUWorker, level: int) -> None:
-        calls.append(f"sleep {level}")
-        for name, weight in worker.get_model().named_parameters():
-            kept[name] = weight.data.clone()
-            weight.data.fill_(torch.nan)
-
-    def wake_up(worker: CPUWorker, tags: list[str] | None) -> None:
-        damage = calls.pop() if calls[-1].startswith("lost") else ""
-        calls.append(f"wake {tags}")
-        for name, weight in worker.get_model().named_parameters():
-            if damage != "lost weights" or not name.endswith("layers.1.input_layernorm.weight"):
-                weight.data.copy_(kept[name])
-        if damage == "lost adapter":
+    def wake_damaged(worker: CPUWorker, tags: list[str] | None) -> None:
+        wake_up(worker, tags)
+        if damage == "lost weights":
+            dict(worker.get_model().named_parameters())[NORM].data.fill_(torch.nan)
+        else:
             for module in worker.model_runner.lora_manager._adapter_manager.modules.values():
                 module.reset_lora(0)
 
-    monkeypatch.setattr(type(current_platform), "is_sleep_mode_available", lambda platform: True)
-    monkeypatch.setattr(CPUWorker, "sleep", sleep)
-    monkeypatch.setattr(CPUWorker, "wake_up", wake_up)
-    return calls
-
-
-@pytest.mark.parametrize("damage", ["lost weights", "lost adapter"])
-def test_an_engine_that_wakes_damaged_is_refused(folder, device, damage):
-    """As on a GPU. An undamaged one goes on with weights and adapter, which level 1 keeps."""
     engine = VLLMEngine.from_folder(folder, CONFIG, "float32", adapter=LORA, sleep_mode=True)
     engine.load_weights(trained(1, LORA).published(CPU), version=1)
     before = engine.generate(REQUESTS, PARAMS[1.0])
@@ -147,9 +120,9 @@ def test_an_engine_that_wakes_damaged_is_refused(folder, device, damage):
     for part in ("weights", "kv_cache"):
         engine.wake_up(part)
     assert engine.generate(REQUESTS, PARAMS[1.0]) == before
-    assert device == ["sleep 1", "wake None"]
+    assert turns == ["sleep 1", "all"]
     engine.sleep()
-    device.append(damage)
+    monkeypatch.setattr(CPUWorker, "wake_up", wake_damaged)
     with pytest.raises(LostError, match=r"nats from those before it slept: .* execution.vllm.adapter=merged"):
         engine.wake_up("weights")
     engine.close()

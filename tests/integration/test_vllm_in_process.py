@@ -5,11 +5,11 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-import torch
 from support.installed import needs_no_gpu, needs_vllm
 from support.kills import before_update, left_at
 from support.methods import TWO_UPDATES, experiment, run_rl
 from support.stages import assert_same_result, run_stage, upstream_of
+from vllm_subjects import WIDE, sleeping_as_on_a_gpu
 
 from luffy.cluster import local
 from luffy.config.execution import VLLMConfig
@@ -23,9 +23,7 @@ from luffy.types import FinishReason, Source
 
 pytestmark = [pytest.mark.slow, needs_vllm, needs_no_gpu]
 OVERRIDES = (
-    # Of vLLM's CPU attention 32 is the smallest head.
-    "model.architecture={hidden_size: 64, intermediate_size: 64, num_layers: 2, num_heads: 2, "
-    "max_position_embeddings: 128}",
+    WIDE,
     "rl.engine=vllm",
     # Every trace ends with it, and so does a right answer.
     "rl.stop=['}']",
@@ -52,7 +50,9 @@ def undisturbed(upstream, tmp_path_factory) -> Path:
     return out
 
 
-def test_every_step_samples_and_validates_with_the_weights_that_it_trains(undisturbed):
+def test_every_step_samples_and_validates_with_the_weights_that_it_trains(upstream, undisturbed):
+    """Nothing is sampled after the token that completes the stop text."""
+    tokenizer, ended = load_tokenizer(upstream["model"] / "model"), 0
     metrics = read_metrics(undisturbed / "metrics.jsonl")
     rows = training_rows(metrics)
     assert [row["step"] for row in rows] == [1, 2, 3, 4, 5]
@@ -62,33 +62,21 @@ def test_every_step_samples_and_validates_with_the_weights_that_it_trains(undist
     assert [(row["step"], row["val/weight_version"]) for row in measured] == [(0, 0), (2, 2), (4, 4), (5, 5)]
     journal = RolloutJournal(undisturbed / "journal")
     for step in range(1, 6):
-        versions = {
-            version
-            for group in journal.read(step) or ()
-            for row in group.trajectories
-            for version, source in zip(row.weight_version, row.source, strict=True)
-            if source is Source.ON_POLICY
-        }
-        assert versions == {step - 1}
+        groups = journal.read(step) or []
+        rows = [row for group in groups for row in group.trajectories]
+        sampled = [pair for row in rows for pair in zip(row.source, row.weight_version, strict=True)]
+        assert {version for source, version in sampled if source is Source.ON_POLICY} == {step - 1}
+        for row in (row for group in groups for row in group.rollouts):
+            if "}" in (text := decode(tokenizer, row.response_ids)):
+                ended += 1
+                assert text.endswith("}") and text.count("}") == 1 and row.finish_reason is FinishReason.STOP
+                assert tokenizer.eos_token_id not in row.response_ids
+    assert ended
 
 
 @pytest.fixture
 def sleeping(monkeypatch) -> list[str]:
-    """vLLM with the device's calls replaced: an engine that sleeps has no weights. They are noted in the list."""
-    from vllm.platforms import current_platform
-    from vllm.v1.worker.cpu_worker import CPUWorker
-
-    turns = list[str]()
-
-    def sleep(worker: CPUWorker, level: int) -> None:
-        turns.append(f"sleep {level}")
-        for weight in worker.get_model().parameters():
-            weight.data.fill_(torch.nan)
-
-    monkeypatch.setattr(type(current_platform), "is_sleep_mode_available", lambda platform: True)
-    monkeypatch.setattr(CPUWorker, "sleep", sleep)
-    monkeypatch.setattr(CPUWorker, "wake_up", lambda worker, tags: turns.extend(tags))
-    return turns
+    return sleeping_as_on_a_gpu(monkeypatch)
 
 
 @pytest.fixture
@@ -134,19 +122,6 @@ def test_a_killed_run_resumes_to_the_same_bits_with_an_engine_that_sleeps_while_
     # After the last step the validation wakes it once more.
     assert on_a_gpu == ["free"] + 3 * ["sleep 2", "learn", "free", "weights", "kv_cache"]
     assert_same_result(undisturbed, left)
-
-
-def test_rollouts_end_with_the_token_that_completes_the_stop_text(upstream, undisturbed):
-    tokenizer = load_tokenizer(upstream["model"] / "model")
-    groups = RolloutJournal(undisturbed / "journal").read(5) or []
-    rollouts = [row for group in groups for row in group.rollouts]
-    texts = [decode(tokenizer, row.response_ids) for row in rollouts]
-    ended = [(text, row) for text, row in zip(texts, rollouts, strict=True) if "}" in text]
-    assert ended
-    for text, row in ended:
-        assert text.index("}") == len(text) - 1
-        assert row.finish_reason is FinishReason.STOP
-        assert tokenizer.eos_token_id not in row.response_ids, "nothing is sampled after it"
 
 
 def run_sft(out: Path, upstream: dict[str, Path], *overrides: str) -> Path:

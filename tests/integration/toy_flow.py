@@ -52,22 +52,20 @@ def toy() -> str:
 def whole_run(session: Session, *, fails: bool) -> None:
     """A task that makes a chain by tasks of its own."""
     make_chain(session)
-    records = [path.name for path in root.glob("stages/*/*/record.json")]
-    sys.stdout.write(f"records: {len(records)}\n")
+    print(f"records: {len([*root.glob('stages/*/*/record.json')])}")
     if fails:
         raise LuffyError("an arm has failed")
 
 
 def say_states(identifier: str, num_tasks: int) -> None:
     """`state base: Cached`, for each task run, once the server has taken note of all."""
+    found, of_run = [], FlowRunFilter(id={"any_": [identifier]})
     with get_client(sync_client=True) as client:
-        while True:
-            found = client.read_task_runs(flow_run_filter=FlowRunFilter(id={"any_": [identifier]}))
-            if sum(task_run.state is not None and task_run.state.is_final() for task_run in found) == num_tasks:
-                break
+        while sum(each.state is not None and each.state.is_final() for each in found) != num_tasks:
             time.sleep(0.1)
+            found = client.read_task_runs(flow_run_filter=of_run)
     for task_run in found:
-        sys.stdout.write(f"state {task_run.name}: {task_run.state_name} after {task_run.run_count}\n")
+        print(f"state {task_run.name}: {task_run.state_name} after {task_run.run_count}")
 
 
 if __name__ == "__main__":

@@ -1,10 +1,15 @@
-"""Runs stages of smoke.yaml with the toy program and says what happens: `python toy_run.py WORKSPACE NODE ...`."""
+"""Runs stages of smoke.yaml with the toy program and says what happens: `python toy_run.py WORKSPACE NODE ...`.
+
+`python toy_run.py DIR --warm MODULE` runs `python -m MODULE`, forked from a warm server without libraries.
+"""
 
 import sys
 from pathlib import Path
 
 from luffy.config import load_experiment
 from luffy.pipeline.experiment import ExperimentRun, open_experiment
+from luffy.pipeline.supervise import supervise
+from luffy.pipeline.warm_start import WarmServer
 from luffy.pipeline.workspace import Workspace
 
 HERE = Path(__file__).parent
@@ -52,11 +57,22 @@ class Recorder:
     def _tell(self, kind, text):
         self.told.append((kind, text))
         if self.echo:
-            sys.stdout.write(f"{kind}: {text}\n")
-            sys.stdout.flush()
+            print(f"{kind}: {text}", flush=True)
+
+
+def run_warm(directory: Path, module: str) -> None:
+    server = WarmServer(directory / "server.log", libraries=())
+    print(f"server {server.pid}", flush=True)
+    with server.use():
+        command = [sys.executable, "-m", module]
+        supervise(command, directory, on_event=lambda event: None, on_line=lambda line: print(line, flush=True))
 
 
 if __name__ == "__main__":
-    started = toy_run(Path(sys.argv[1]))
-    for name in sys.argv[2:]:
-        started.execute(name, Recorder(echo=True))
+    place, names = Path(sys.argv[1]), sys.argv[2:]
+    if names[0] == "--warm":
+        run_warm(place, names[1])
+    else:
+        started = toy_run(place)
+        for name in names:
+            started.execute(name, Recorder(echo=True))

@@ -12,30 +12,27 @@ from luffy.stages.program import StageContext, StageResult, run_program
 
 CHILD = "import signal, sys, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(7200)"
 
-HOURS_S = 7200.0
-
 
 def run(settings: object, context: StageContext) -> StageResult:
-    behave(os.environ.get("TOY_MODE", ""))
-    fault = os.environ.get(f"TOY_FAULT_{sys.argv[1].upper()}", os.environ.get("TOY_FAULT", ""))
+    toy = {name.removeprefix("TOY_"): value for name, value in os.environ.items() if name.startswith("TOY_")}
+    mode, fault = toy.get("MODE", ""), toy.get(f"FAULT_{sys.argv[1].upper()}", toy.get("FAULT", ""))
+    misbehave(mode)
     first = max((int(path.name[5:]) for path in (context.out / "checkpoints").glob("step_*")), default=0)
-    total = int(os.environ.get("TOY_STEPS", "3"))
+    total = int(toy.get("STEPS", "3"))
     for step in range(first + 1, total + 1):
         context.events.progress(step, total, loss=1.0 / step)
-        time.sleep(
-            HOURS_S if step == int(os.environ.get("TOY_HANGS_AT", "0")) else float(os.environ.get("TOY_STEP_S", "0"))
-        )
+        time.sleep(7200.0 if str(step) == toy.get("HANGS_AT") else float(toy.get("STEP_S", "0")))
         checkpoint = context.out / "checkpoints" / f"step_{step:06d}"
         checkpoint.mkdir(parents=True)
         (checkpoint / "COMPLETE").touch()
-        if fault and (step == 2 or fault == "lost for good"):
-            strike(fault)
-        if os.environ.get("TOY_MODE") == "quota" and step == 2:
+        if step == 2 or fault == "lost for good":
+            misbehave(fault)
+        if step == 2 and mode == "quota":
             use_up_quota()
-    (context.out / "model").mkdir(exist_ok=True)
-    (context.out / "model" / "weights").write_text(os.environ.get("TOY_WEIGHTS", "same"))
+    for folder in ("model", "shards"):
+        (context.out / folder).mkdir(exist_ok=True)
+    (context.out / "model" / "weights").write_text(toy.get("WEIGHTS", "same"))
     (context.out / "metrics.jsonl").write_text(f'{{"pid": {os.getpid()}}}\n')
-    (context.out / "shards").mkdir(exist_ok=True)
     return StageResult(("model", "metrics.jsonl"), {"loss": 0.5}, resumed_from=first, scratch=("shards",))
 
 
@@ -48,24 +45,20 @@ def use_up_quota() -> None:
     os.write(full, b"a checkpoint")
 
 
-def behave(mode: str) -> None:
-    if mode == "mistake":
+def misbehave(how: str) -> None:
+    if how == "mistake":
         raise DataError("train.jsonl:3: prompt: missing; add it")
-    if mode == "crash":
+    if how == "crash":
         raise RuntimeError("the matrix is not finite")
-    if mode == "family":  # a child in a session of its own that does not listen
+    if how in ("lost", "lost for good"):
+        raise LostError("http://host:8000: no answer")
+    if how == "killed":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if how == "deaf":
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    if how == "family":  # a child in a session of its own that does not listen
         child = subprocess.Popen([sys.executable, "-c", CHILD], start_new_session=True)
         sys.stderr.write(f"child {child.pid}\n")
-    if mode == "deaf":
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
-
-
-def strike(fault: str) -> None:
-    if fault == "killed":
-        os.kill(os.getpid(), signal.SIGKILL)
-    if fault == "crash":
-        raise RuntimeError("the matrix is not finite")
-    raise LostError("http://host:8000: no answer")
 
 
 if __name__ == "__main__":

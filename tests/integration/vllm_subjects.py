@@ -1,17 +1,22 @@
-"""Engines of vLLM for the contract in `test_vllm.py`, and the log-probabilities that they have to have."""
+"""Models and requests for engines of vLLM, the log-probabilities that these have to have, and their sleep."""
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+import pytest
 import torch
 from synthetic.arithmetic import tiny_tokenizer
 from torch import Tensor
 from transformers import DynamicCache, GenerationConfig, PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 
-from luffy.rollout.engine import Completion, RolloutEngine, RolloutRequest, SamplingParams
+from luffy.rollout.engine import Completion, RolloutRequest, SamplingParams
 
+WIDE = (
+    "model.architecture={hidden_size: 64, intermediate_size: 64, num_layers: 2, num_heads: 2, "
+    "max_position_embeddings: 128}"
+)
+"""An override: of vLLM's CPU attention 32 is the smallest head."""
 CONTEXT = 512
 STOP = 4
 EOS = 9
@@ -48,8 +53,22 @@ def weights_of(model: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
     return ((name, parameter.data) for name, parameter in model.named_parameters())
 
 
-def logprobs_with_kept_cache(
-    models: dict[int, PreTrainedModel], request: RolloutRequest, completion: Completion, temperature: float
+def gap(
+    models: Mapping[int, PreTrainedModel],
+    completions: Sequence[Completion],
+    requests: Sequence[RolloutRequest] = REQUESTS,
+    temperature: float = 1.0,
+) -> float:
+    """The largest distance of a log-probability from that of the model of the token's version."""
+    gaps = []
+    for request, completion in zip(requests, completions, strict=True):
+        expected = _logprobs_with_kept_cache(models, request, completion, temperature)
+        gaps += [abs(said - wanted) for said, wanted in zip(completion.logprobs, expected, strict=True)]
+    return max(gaps)
+
+
+def _logprobs_with_kept_cache(
+    models: Mapping[int, PreTrainedModel], request: RolloutRequest, completion: Completion, temperature: float
 ) -> list[float]:
     """Each token's log-probability by a transformers model of its own version.
 
@@ -70,42 +89,27 @@ def logprobs_with_kept_cache(
     return logp
 
 
-@dataclass
-class Subject:
-    """A running engine, and what it said with the weights of its folder, by temperature."""
+def sleeping_as_on_a_gpu(patch: pytest.MonkeyPatch) -> list[str]:
+    """Replace the device's calls: who sleeps loses its weights, but gets them back from level 1. Returns the turns."""
+    from vllm.platforms import current_platform
+    from vllm.v1.worker.cpu_worker import CPUWorker
 
-    engine: RolloutEngine
-    model: Callable[[int], PreTrainedModel]
-    give: Callable[[int, int], object]
-    """Loads the weights of a seed, as a version."""
-    generates: Callable[[], object]
-    """Whether rows are being generated right now."""
-    expected: Callable[..., list[float]]
-    """Log-probabilities by forward passes."""
-    is_tied: bool = True
-    num_threads: int = 1
-    """Threads that call it at the same time."""
+    turns, kept = list[str](), dict[str, Tensor]()
 
-    def __post_init__(self) -> None:
-        self.first = {temperature: self.engine.generate(REQUESTS, params) for temperature, params in PARAMS.items()}
+    def sleep(worker: CPUWorker, level: int) -> None:
+        turns.append(f"sleep {level}")
+        kept.clear()
+        for name, weight in worker.get_model().named_parameters():
+            if level == 1:
+                kept[name] = weight.data.clone()
+            weight.data.fill_(torch.nan)
 
-    def load(self, seed: int) -> PreTrainedModel:
-        """Give the engine the weights of `seed`, as their version."""
-        self.give(seed, seed)
-        return self.model(seed)
+    def wake_up(worker: CPUWorker, tags: list[str] | None) -> None:
+        turns.extend(tags or ["all"])
+        for name, weight in worker.get_model().named_parameters() if kept else ():
+            weight.data.copy_(kept[name])
 
-    def gap(
-        self,
-        models: dict[int, PreTrainedModel],
-        requests: Sequence[RolloutRequest],
-        completions: Sequence[Completion],
-        temperature: float = 1.0,
-    ) -> float:
-        """The largest distance of a log-probability from that of a forward pass."""
-        return max(
-            abs(said - wanted)
-            for request, completion in zip(requests, completions, strict=True)
-            for said, wanted in zip(
-                completion.logprobs, self.expected(models, request, completion, temperature), strict=True
-            )
-        )
+    patch.setattr(type(current_platform), "is_sleep_mode_available", lambda platform: True)
+    patch.setattr(CPUWorker, "sleep", sleep)
+    patch.setattr(CPUWorker, "wake_up", wake_up)
+    return turns

@@ -29,7 +29,7 @@ class DyingGame(GuessingGame):
                 file.unlink()
                 await _call_a_tool()
                 children = psutil.Process().children(recursive=True)
-                Path(f"{name}.children").write_text("\n".join(f"{each.pid} {each.create_time()}" for each in children))
+                Path(f"{name}.children").write_text(" ".join(str(child.pid) for child in children))
                 os.kill(os.getpid(), signal.SIGKILL)
             file.write_text(str(left - 1))
         return await super().respond(conversation)
