@@ -23,7 +23,10 @@ from support.holding import Hold
 from support.patience import PATIENCE_S, ran, wait_until
 from support.prefect_api import place_empty_database, shared_api
 from support.sandboxed import processes_below
+from support.stages import execute
 
+from luffy.config import load_experiment
+from luffy.pipeline.experiment import open_experiment
 from luffy.pipeline.job import JOB_FILE, read_job, write_job
 from luffy.pipeline.lock import holder_of
 from luffy.pipeline.manifest import read_manifest
@@ -31,6 +34,7 @@ from luffy.pipeline.records import read_run
 from luffy.pipeline.reuse import newest_checkpoint
 from luffy.pipeline.supervise import stage_command
 from luffy.pipeline.warm_start import current_warm_server
+from luffy.pipeline.workspace import Workspace
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]
@@ -93,6 +97,32 @@ def test_a_chain_whose_flow_is_killed_and_goes_on_below_a_launcher_gives_the_sam
     again = {"prepare_data": "reused", "base": "reused", "rl": "finished", "evaluate_rl": "finished"}
     assert stage_states(result).items() >= again.items()
     assert differences(promised(workspace), promised(undisturbed[0])) == []
+
+
+def test_kills_of_flow_and_host_in_a_second_rl_give_the_same_bytes_and_leave_no_process(undisturbed, tmp_path):
+    """What is before it in the chain is reused; undisturbed it is made in this process."""
+    workspace, chain = without(undisturbed, tmp_path), tmp_path / "chain.yaml"
+    again = "{again: {kind: rl, rl: {steps: 4}, execution: {checkpoint: {rl_every: 1}}}}"
+    chain.write_text(f"extends: {ROOT}/exp_configs/smoke.yaml\nstages: [prepare_data, base, sft, rl, {again}]\n")
+    experiment = open_experiment(load_experiment(chain), Workspace(workspace))
+    directory = experiment.plan_node("again").directory
+    for step, victim in ((2, "flow"), (3, "host")):
+        hold = Hold(tmp_path, "rl", step)
+        flow = start_flow(workspace, chain, flow="full_pipeline", **hold.environment)
+        hold.wait(flow)
+        program = psutil.Process(int(re.search(r"pid (\d+)", holder_of(directory))[1]))
+        {"flow": flow, "host": program.parent()}[victim].kill()
+        flow.communicate(timeout=PATIENCE_S)
+        wait_until(lambda: processes_of(workspace) == [])
+        assert not (directory / "manifest.json").exists()
+    result = run_flow(workspace, chain, flow="full_pipeline")
+    reused = dict.fromkeys(("prepare_data", "base", "sft", "rl"), "reused")
+    assert stage_states(result) == {**reused, "again": "finished"}, result.stderr
+    assert read_manifest(directory).resumed_from >= 2
+    killed = promised_of(directory)
+    shutil.rmtree(directory)
+    execute(experiment, "again")
+    assert differences(killed, promised_of(directory)) == []
 
 
 def test_kills_at_random_moments_give_the_result_of_an_undisturbed_run(undisturbed, tmp_path):

@@ -87,6 +87,9 @@ def test_arms_learn_side_by_side_and_a_failed_one_is_shown_as_failed(compared):
     # 3 RL steps of 4 prompts x 7 rollouts; 2 of 4 x 8.
     assert (luffy["cost_a_seed"]["rollouts"], then["cost_a_seed"]["rollouts"]) == (3 * 28, 2 * 32)
     assert [point["steps"] for point in then["curve"]] == [4, 6]
+    assert luffy["cost_a_seed"]["peak_memory_gib"] > 0
+    page = (folder / "workspace/runs/small-1/comparison.html").read_text()
+    assert "Failed runs" in page and "Over optimizer steps" in page
     made = {path.name for path in (folder / "workspace/runs/small-1/arms").iterdir()}
     assert made == {"luffy-1", "sft_then_rl-1", "broken-1"}
     stages = folder / "workspace" / "stages"
