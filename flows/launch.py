@@ -16,6 +16,7 @@ from luffy.cli.console import say, show_error
 from luffy.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_TEMPORARY, LostError, LuffyError, UserError
 from luffy.flows.prefect_api import ApiServer, prefect_api, set_environment
 from luffy.library_loading import without_collections
+from luffy.pipeline.engine_process import EngineProcess
 from luffy.pipeline.plan import StagePlan, several_to_make
 from luffy.pipeline.warm_start import WarmServer, can_start_warm
 from luffy.pipeline.workspace import WORKSPACE_VARIABLE, Workspace
@@ -49,8 +50,10 @@ def launch(
         say(f"workspace {workspace.root}: starting Prefect")  # which takes seconds, and a minute on a loaded machine
         server = prefect_api(workspace.prefect_home)
         with ExitStack() as shared:
-            if can_start_warm() and (plans is None or _several_to_make(plans)):
-                shared.enter_context(WarmServer(workspace.warm_log).use())
+            if plans is None or _several_to_make(plans):
+                shared.enter_context(EngineProcess().use())
+                if can_start_warm():
+                    shared.enter_context(WarmServer(workspace.warm_log).use())
             module, _, name = flow.partition(":")
             with without_collections():
                 program = importlib.import_module(module)
