@@ -22,9 +22,9 @@ class KeepAnswers(StrictModel):
 
 class DifficultyConfig(StrictModel):
     """Selection of RL's prompts by the pass rates of the newest policy. This section adds the stage `difficulty` behind
-    the base to a chain with RL that does not place it. A prompt whose responses are all correct, or all wrong, gives
-    its rollouts no advantage. Prompts that are never solved stay by default: in a mixed group the demonstration still
-    teaches."""
+    the base to a chain with RL that does not place it. A prompt
+    whose responses are all correct, or all wrong, gives its rollouts no advantage. Prompts that are never solved stay
+    by default: in a mixed group the demonstration still teaches."""
 
     teacher: Name | None = None
     """The one of `rl.teachers`, of `kind: model`, whose pass rates are measured in place of the policy's, so that it
@@ -51,7 +51,10 @@ class DifficultyConfig(StrictModel):
         if self.teacher is not None and high < 1:
             yield f"max_pass_rate {high:g} leaves out the prompts that the teacher solves best; set it to 1.0"
         if not any(low <= correct / total <= high for correct in range(total + 1)):
-            yield f"no pass rate of {total} responses is in min_pass_rate {low:g} to max_pass_rate {high:g}; widen that"
+            yield (
+                f"no prompt could be kept: no pass rate over {total} responses lies between min_pass_rate {low:g} and "
+                f"max_pass_rate {high:g}; widen the range or raise num_samples"
+            )
 
 
 class PriceConfig(StrictModel):
@@ -113,9 +116,13 @@ class TeacherConfig(StrictModel):
             yield "temperature 0 gives the same answer each time; set num_samples: 1"
         if self.temperature == 0 and self.top_p < 1:
             yield f"top_p {self.top_p} has no effect at temperature 0; remove it"
-        for name in ("temperature", "top_p"):
-            if self.endpoint is not None and name in self.endpoint.request and (own := getattr(self, name)) != 1:
-                yield f"endpoint.request.{name}: null leaves the default, but {name} is {own}; remove one"
+        request = self.endpoint.request if self.endpoint is not None else {}
+        changed = [name for name in ("temperature", "top_p") if name in request and getattr(self, name) != 1]
+        if changed:
+            yield (
+                f"endpoint.request.{changed[0]}: null leaves the endpoint at its default, but {changed[0]} is "
+                f"{getattr(self, changed[0])}; remove one"
+            )
 
     @property
     def model(self) -> str:
@@ -187,7 +194,10 @@ class SampleConfig(StrictModel):
             return
         if self.rewrite is not None:
             if len(self.teachers) > 1:
-                yield f"rewrite is by the policy, and teachers has {len(self.teachers)} models; keep its starting one"
+                yield (
+                    f"rewrite: the policy rewrites the traces, and teachers names {len(self.teachers)} models; keep "
+                    "only the policy's starting model"
+                )
             if self.prompts != "all":
                 yield "rewrite is about prompts that have a trace; set prompts: all"
             (teacher,) = self.teachers.values()
@@ -198,4 +208,6 @@ class SampleConfig(StrictModel):
             yield f"budget.max_cost: teachers.{unpriced[0]}.price is missing"
         most = max(teacher.num_samples for teacher in self.teachers.values())
         if self.keep.max_per_prompt > most:
-            yield f"keep.max_per_prompt {self.keep.max_per_prompt} is above num_samples {most} of any teacher; lower it"
+            yield (
+                f"keep.max_per_prompt {self.keep.max_per_prompt} is above num_samples {most} of every teacher; lower it"
+            )

@@ -27,7 +27,10 @@ from luffy.model_shape import positions_of
 _MOST_TOKENS = 2048
 """Limit of a response where no experiment sets one, or half of a smaller context."""
 _NUM_PROBLEMS = 64
-_GENERATED: Mapping[str, Mapping[str, JsonValue]] = {"arithmetic": {"num_operations": [2, 3]}, "guess_number": {}}
+_GENERATED: Mapping[str, Mapping[str, JsonValue]] = {
+    "arithmetic": {"num_operations": [2, 3]},
+    "guess_number": {},
+}
 """Sources that `--suite` takes by their kinds alone, with their settings."""
 _SUFFIXES = (".parquet", ".jsonl", ".csv")
 _NAMED_SUITE = re.compile(r"(?P<name>[a-z0-9][a-z0-9_.-]*)=(?P<source>.+)", re.DOTALL)
@@ -152,7 +155,9 @@ def evaluated(config: ExperimentConfig, wanted: EvaluatedModel) -> ExperimentCon
     if wanted.model is None:
         for name, option in (("chat_template", "--chat-template"), ("urls", "--url"), ("request", "--request")):
             if name in wanted.given():
-                raise ConfigError(f"{option} has no effect with --steps, whose models are of their run; remove it")
+                raise ConfigError(
+                    f"{option} has no effect with --steps, whose models are those of their run; remove it"
+                )
         return sweep_of(config, wanted.steps)
     data, choose = config.data, _of_endpoint if wanted.model.startswith(_ENDPOINT) else _of_folder
     try:
@@ -227,12 +232,17 @@ def _of_endpoint(config: ExperimentConfig, wanted: EvaluatedModel, model: str) -
     if not name:
         raise ConfigError("--model: api: names no model; give api:NAME with the model's name at the endpoint")
     if wanted.chat_template is not None:
-        raise ConfigError("--chat-template has no effect on a model of an endpoint, which has its own; remove it")
+        raise ConfigError(
+            "--chat-template has no effect on a model served by an endpoint, which has its own; remove it"
+        )
     evaluation, server = _protocol(config), config.execution.server
     if wanted.urls:
         server = ServerConfig.model_validate({**server.model_dump(), "urls": wanted.urls})
     if not server.urls:
-        raise ConfigError(f"--url: missing; say where {name} is served: --url http://HOST:8000/v1; as parameter: urls")
+        raise ConfigError(
+            f"--url: missing; say where {name} is served, e.g. --url http://127.0.0.1:8000/v1 (as a parameter of a "
+            "deployment: urls)"
+        )
     return (
         ModelConfig(endpoint=EndpointModel(name=name, request=dict(wanted.request))),
         evaluation.model_copy(update={"engine": "openai"}),

@@ -132,7 +132,8 @@ def _with_those_of_sections(
     for kind in (kind for kind, is_wanted in wanted.items() if is_wanted and after in names):
         if kind not in kinds:
             if kind in names:
-                raise ConfigError(f"{origins.get((kind,), '')}: {kind}: adds a stage of that name; rename the other")
+                what = "adds a stage of that name, which another one has; rename that"
+                raise ConfigError(f"{origins.get((kind,), '')}: {kind}: {what}")
             names.insert(names.index(after) + 1, kind)
         after = kinds.get(kind, kind)
     places: tuple[KeyPath, ...] = (), ("kind",)

@@ -9,7 +9,7 @@ from luffy.config.data import VerifiersPackage
 from luffy.config.grading import JudgeGrader
 from luffy.config.sandbox import SandboxConfig
 from luffy.config.strict import ImportPath, Name, StrictModel
-from luffy.config.yaml_source import not_among
+from luffy.config.yaml_source import nearest
 
 CallFormat = Literal["hermes", "llama3"]
 """How a model family writes a tool call: Hermes and Qwen, or Llama 3.1."""
@@ -47,6 +47,7 @@ _RUBRIC_PROMPT = (
     "[Question]\n{question}\n\n[Reference]\n{reference}\n\n[Response]\n{answer}\n\n"
     "Reason briefly and end with a line `VERDICT: MET` or `VERDICT: UNMET`."
 )
+_MET = "MET"
 
 
 class JudgeMeasure(StrictModel):
@@ -71,8 +72,9 @@ class JudgeMeasure(StrictModel):
     @property
     def grader(self) -> JudgeGrader:
         """The judge with the rubric in its prompt."""
-        prompt = _RUBRIC_PROMPT.replace("{rubric}", self.rubric)
-        return self.judge.model_copy(update={"prompt": prompt, "correct": "MET"})
+        return self.judge.model_copy(
+            update={"prompt": _RUBRIC_PROMPT.replace("{rubric}", self.rubric), "correct": _MET}
+        )
 
 
 class EpisodeScoring(StrictModel):
@@ -116,8 +118,10 @@ class ToolsEnvironment(StrictModel):
     def _complaints(self) -> Iterator[str]:
         for tool in self.tools:
             if ":" not in tool and tool not in BUILT_IN_TOOLS:
-                known = not_among(tool, BUILT_IN_TOOLS)
-                yield f"tools: no built-in tool is called {known}; a function of your own is package.module:function"
+                yield (
+                    f"tools: there is no built-in tool {tool!r}{nearest(tool, BUILT_IN_TOOLS)}; there are "
+                    f"{', '.join(BUILT_IN_TOOLS)}; a function of your own is package.module:function"
+                )
         names = [tool.rpartition(":")[2] for tool in self.tools]
         if twice := sorted({name for name in names if names.count(name) > 1}):
             yield f"tools: two tools are called {twice[0]}; rename one of the functions"

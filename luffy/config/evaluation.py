@@ -110,8 +110,10 @@ class EvaluationConfig(StrictModel):
     def _complaints(self) -> Iterator[str]:
         sampled = [name for name, suite in self.suites.items() if suite.num_samples is not None]
         if sampled and all(decoding.is_greedy for decoding in self.decodings.values()):
-            remedy = "remove it, or add a decoding with a temperature"
-            yield f"suites.{sampled[0]}.num_samples has no effect: every decoding is greedy; {remedy}"
+            yield (
+                f"suites.{sampled[0]}.num_samples has no effect: every decoding is greedy; remove it or add a decoding "
+                "with a temperature"
+            )
 
     def protocol(self, suite: str, decoding: str) -> SuiteProtocol:
         """The resolved settings of a suite under a decoding, both by name."""

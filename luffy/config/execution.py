@@ -110,8 +110,11 @@ class RayConfig(StrictModel):
     """Longest wait for any call to an actor."""
 
 
+_URL = re.compile(r"https?://(\[[0-9a-fA-F:]+\]|[^\s/?#:@\[\]]+)(:\d{1,5})?(/[^\s?#]*)?")
+
+
 def _checked(url: str) -> str:
-    if not re.fullmatch(r"https?://(\[[0-9a-fA-F:]+\]|[^\s/?#:@\[\]]+)(:\d{1,5})?(/[^\s?#]*)?", url):
+    if not _URL.fullmatch(url):
         raise ValueError("must be like http://host:8000")
     return url.rstrip("/")
 
@@ -230,8 +233,11 @@ class ExecutionConfig(StrictModel):
     @property
     def uncompiled_with(self) -> str | None:
         """The setting that `compile` does not support; None: there is none."""
-        # torch's compiler makes code for the instructions of the CPU at hand.
-        uncompiled = {"zero_stage: 3": self.zero_stage == 3, "cpu_instructions: avx2": self.cpu_instructions == "avx2"}
+        uncompiled = {
+            "zero_stage: 3": self.zero_stage == 3,
+            # torch's compiler makes code for the instructions of the CPU at hand.
+            "cpu_instructions: avx2": self.cpu_instructions == "avx2",
+        }
         return next((setting for setting, is_set in uncompiled.items() if is_set), None)
 
     def _complaints(self) -> Iterator[str]:
@@ -239,15 +245,18 @@ class ExecutionConfig(StrictModel):
             yield "offload_optimizer has no effect with zero_stage: 0; use 1, 2 or 3"
         if self.compile and self.uncompiled_with is not None:
             yield f"compile: true does not support {self.uncompiled_with}; use compile: false or another setting"
-        ranks = self.ray.trainer_ranks
-        is_alike = self.ray.engines == ranks and self.vllm.tensor_parallel_size == 1
-        if self.ray.placement == "colocated" and not is_alike:
+        if self.ray.placement == "colocated" and (
+            self.ray.engines != self.ray.trainer_ranks or self.vllm.tensor_parallel_size > 1
+        ):
             yield (
-                f"ray.placement: colocated puts one engine beside each trainer rank: set ray.engines to {ranks} and "
-                "vllm.tensor_parallel_size to 1, or use disaggregated"
+                f"ray.placement: colocated puts one engine beside each trainer rank: set ray.engines to "
+                f"{self.ray.trainer_ranks} and vllm.tensor_parallel_size to 1, or use disaggregated"
             )
         if self.ray.placement == "disaggregated" and self.ray.weight_transfer == "ipc":
-            yield "ray.weight_transfer: ipc needs colocated engines; with ray.placement: disaggregated use object_store"
+            yield (
+                "ray.weight_transfer: ipc needs engines on the ranks' GPUs, and ray.placement: disaggregated gives "
+                "them others; use object_store or colocated"
+            )
 
 
 class TrackingConfig(StrictModel):

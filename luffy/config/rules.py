@@ -53,9 +53,13 @@ def _of_view(config: "ExperimentConfig", kinds: frozenset[str]) -> Iterator[str]
     if objective is not None and config.data.rl == "complement":
         if "difficulty" in config.kinds:
             yield "data.rl: complement has prompts that the stage difficulty does not measure; remove one of the two"
-        uses_traces = any(start.shows_trace for start in objective.group.starts.values())
+        group = objective.group
+        uses_traces = any(start.shows_trace for start in group.starts.values())
         if uses_traces or objective.interleaved_sft is not None:
-            yield "data.rl: complement has prompts without traces, from which the method learns; use train"
+            yield (
+                "data.rl: complement has prompts without traces, from which the method learns; use train, or a method "
+                "that learns from rollouts only (on_policy)"
+            )
     if config.environment is not None:
         yield from _of_environment(config, kinds, config.environment, objective, rl)
     yield from _of_tasks(config)
@@ -66,8 +70,10 @@ def _of_view(config: "ExperimentConfig", kinds: frozenset[str]) -> Iterator[str]
     yield from _of_engines(config, kinds, rl)
     yield from _of_model(config, kinds, rl)
     if rl is not None and config.data.max_trace_tokens > rl.max_response_tokens:
-        traces, most = config.data.max_trace_tokens, rl.max_response_tokens
-        yield f"data.max_trace_tokens {traces} is above rl.max_response_tokens {most}, and no rollout is that long"
+        yield (
+            f"data.max_trace_tokens {config.data.max_trace_tokens} is above rl.max_response_tokens "
+            f"{rl.max_response_tokens}: demonstrations could be longer than any rollout"
+        )
 
 
 def _of_sections(config: "ExperimentConfig", kinds: frozenset[str]) -> Iterator[str]:
@@ -76,7 +82,10 @@ def _of_sections(config: "ExperimentConfig", kinds: frozenset[str]) -> Iterator[
         for section in kind_of(stage).sections:
             if reduce(getattr, section.split("."), config) is None:
                 if section == "objective" and config.method is not None:
-                    yield f"method: {config.method} has no objective for stage {stage}; choose another method or chain"
+                    yield (
+                        f"method: {config.method} has no objective, and stage {stage} needs one; "
+                        f"choose another method, or a chain without {stage}"
+                    )
                 preset = "; method=NAME takes that of a preset" if section == "objective" else ""
                 yield f"{section}: missing; stage {stage} needs it{preset}"
 
@@ -119,19 +128,27 @@ def _of_environment(
     answering = {"rl": config.rl, "difficulty": config.difficulty, "sample": config.sample}
     for name, section in answering.items():
         if name in kinds and section is not None and section.stop:
-            yield f"{name}.stop has no effect with an environment, whose chat template ends its turns; remove it"
+            yield (
+                f"{name}.stop has no effect with an environment, whose turns end with the stop token of the chat "
+                "template; remove it"
+            )
     if (evaluation := config.evaluation) is not None:
         cut = [name for name, suite in evaluation.suites.items() if suite.stop or suite.template not in (None, "own")]
         if evaluation.stop or evaluation.template != "own" or cut:
             where = "evaluation" if not cut else f"evaluation.suites.{cut[0]}"
-            yield f"{where}: stop and template have no effect with an environment and its chat template; remove them"
+            yield (
+                f"{where}: stop and template have no effect with an environment, whose turns follow the chat template; "
+                "remove them"
+            )
     if objective is not None and rl is not None:
         for name, start in objective.group.starts.items():
             simple = isinstance(start.show, WholeTrace) and start.show.choose == "in_turn"
             if not simple and (start.is_fallback or start.is_in_prompt):
-                what = f"{start.show.kind}{' with when.accuracy_at_most' if start.is_fallback else ''}"
-                where = f"objective.group.starts.{name}: show.kind"
-                yield f"{where}: {what} is for responses of a single turn; remove it or the section environment"
+                yield (
+                    f"objective.group.starts.{name}: show.kind: {start.show.kind}"
+                    f"{' with when.accuracy_at_most' if start.is_fallback else ''} is for responses of a single turn; "
+                    "remove it or the section environment"
+                )
         whole = [(term.name, term.needs_whole_sequences) for term in objective.terms if term.needs_whole_sequences]
         refused = {
             "objective.advantage.kind: gae": objective.needs_critic,
@@ -143,22 +160,27 @@ def _of_environment(
         }
         for setting, is_there in refused.items():
             if is_there and history_of(environment) == "branching":
-                limit = "environment.limits.history: branching makes several; choose history: as_sampled"
-                yield f"{setting}: needs an episode as one sequence, and {limit}"
+                yield (
+                    f"{setting}: needs an episode as one sequence, and environment.limits.history: branching makes "
+                    "several of it; choose another, or history: as_sampled"
+                )
 
 
 def _of_tasks(config: "ExperimentConfig") -> Iterator[str]:
     """Tasks that an environment scores come with that environment."""
     packages = [each for each in single_environments(config.environment) if isinstance(each, VerifiersEnvironment)]
-    loaded = attrgetter("environment", "arguments", "version", "python")
     named = {f"suites.{name}": source for name, source in config.data.suites.items()} | config.data.training_sources
     for name, source in named.items():
         if not isinstance(source, VerifiersSource) or source.grader != "environment":
             continue
         if not packages:
             yield f"data.{name}: the environment scores its tasks; add environment.kind: verifiers"
+        loaded = attrgetter("environment", "arguments", "version", "python")
         if loaded(source) not in map(loaded, packages):
-            yield f"data.{name}: environment, arguments, version and python must be those of the section environment"
+            yield (
+                f"data.{name}: environment, arguments, version and python have to be equal to those of the section "
+                "environment"
+            )
 
 
 def _of_evaluation(config: "ExperimentConfig", kinds: frozenset[str]) -> Iterator[str]:
@@ -170,7 +192,10 @@ def _of_evaluation(config: "ExperimentConfig", kinds: frozenset[str]) -> Iterato
             continue
         validation, where = section.validation, f"{name}.validation"
         if validation.source is not None and not config.data.validation_prompts:
-            yield f"{where}.source: validation is empty; set data.validation_prompts, which sets prompts apart"
+            yield (
+                f"{where}.source: validation is empty; set data.validation_prompts, the number of training prompts "
+                "set apart"
+            )
         for suite in validation.suites:
             if suite not in config.data.suites:
                 yield f"{where}.suites: in data.suites no suite is called {not_among(suite, config.data.suites)}"
@@ -178,8 +203,10 @@ def _of_evaluation(config: "ExperimentConfig", kinds: frozenset[str]) -> Iterato
         if config.sft.validation.max_response_tokens is None and config.evaluation is None:
             yield "sft.validation.max_response_tokens: missing; its default is that of evaluation"
         if config.num_ranks > 1 and config.execution.zero_stage == 3:
-            ranks = "with execution.zero_stage: 3 ranks cannot generate each on its own"
-            yield f"sft.validation: {ranks}; use zero_stage 1 or 2, or evaluate after training"
+            yield (
+                "sft.validation: ranks that share their weights (execution.zero_stage: 3) cannot generate each on its "
+                "own; use zero_stage 1 or 2, or evaluate after training"
+            )
     only = config.evaluation.only if config.evaluation is not None else None
     for name in only or ():
         if name == VALIDATION and VALIDATION in config.data.suites:
@@ -187,7 +214,10 @@ def _of_evaluation(config: "ExperimentConfig", kinds: frozenset[str]) -> Iterato
         if name == VALIDATION and not config.data.validation_prompts:
             yield "evaluation.only: validation has no prompts; set data.validation_prompts"
         if name not in (*config.data.suites, VALIDATION):
-            yield f"evaluation.only: no suite is called {not_among(name, (*config.data.suites, VALIDATION))}"
+            yield (
+                f"evaluation.only: no suite is called {name!r}; there are {', '.join(config.data.suites)}, and "
+                f"{VALIDATION} with data.validation_prompts"
+            )
     if only and len(set(only)) < len(only):
         yield "evaluation.only: names a suite twice"
 
@@ -200,10 +230,16 @@ def _of_models_in_rl(config: "ExperimentConfig", objective: ObjectiveConfig, rl:
         kind = objective.advantage.kind
         yield f"rl.critic has no effect with objective.advantage.kind: {kind}; remove it"
     if rl.critic is not None and rl.critic.warmup_steps >= rl.steps:
-        yield f"rl.critic.warmup_steps {rl.critic.warmup_steps} leaves the policy none of {rl.steps} RL steps; lower it"
+        yield (
+            f"rl.critic.warmup_steps {rl.critic.warmup_steps} leaves none of the {rl.steps} RL steps to "
+            "the policy; lower it"
+        )
     yield from _of_scorers(config, objective, rl)
     if rl.reference is not None and not objective.needs_reference:
-        yield "rl.reference has no effect: objective.terms has no loss.kind: kl with against: reference; remove it"
+        yield (
+            "rl.reference has no effect: objective.terms has none with loss.kind: kl and against: reference; add one "
+            "or remove it"
+        )
     for name in rl.following if config.model.lora is not None else ():
         yield f"{name}: with model.lora the copy is the policy without its adapter, which never moves; remove one"
 
@@ -215,13 +251,17 @@ def _of_scorers(config: "ExperimentConfig", objective: ObjectiveConfig, rl: RLCo
         kinds = "{kind: model, path: FOLDER}, {kind: served, name: MODEL}, or {kind: self}"
         yield f"rl.teachers: missing; a term compares with a teacher: rl.teachers.teacher={kinds}"
     if rl.teachers and not objective.needs_teacher:
-        yield "rl.teachers has no effect: no term compares with one, as loss.kind: distillation does; remove it"
+        yield (
+            "rl.teachers has no effect: no term of objective.terms compares with one (as loss.kind: distillation "
+            "does); add one or remove it"
+        )
     for name, teacher in rl.teachers.items():
         where = f"rl.teachers.{name}"
         if isinstance(teacher, ServedTeacher):
             alone = "scores sampled tokens alone"
-            if (heat := rl.temperature) != 1.0:
-                yield f"{where}.kind: served scores at temperature 1, not at rl.temperature {heat:g}; set that to 1"
+            if rl.temperature != 1.0:
+                temperature = f"{rl.temperature:g}; set that to 1"
+                yield f"{where}.kind: served scores at temperature 1, not at rl.temperature {temperature}"
             if objective.divergence is not None:
                 yield f"{where}.kind: served {alone}; for loss.kind: divergence use kind: model or self"
             if objective.needs_teacher_entropy:
@@ -230,7 +270,10 @@ def _of_scorers(config: "ExperimentConfig", objective: ObjectiveConfig, rl: RLCo
             if config.environment is not None:
                 yield f"{where}.kind: self shows a solution of a single turn; remove environment, or use kind: model"
             if teacher.shows == "trace" and config.data.rl == "complement":
-                yield f"{where}.kind: self needs traces, which data.rl: complement lacks; use data.rl: train"
+                yield (
+                    f"{where}.kind: self needs traces, and data.rl: complement has prompts without any; use data.rl: "
+                    "train"
+                )
             if teacher.shows == "start":
                 yield from _about_start_teacher(where, objective)
             if teacher.shows == "peer" and objective.group.size == 1:
@@ -251,7 +294,10 @@ def _of_scorers(config: "ExperimentConfig", objective: ObjectiveConfig, rl: RLCo
         if rl.teaches_every_row and taught is False:
             yield f"{at}.gate.taught: false never holds: every row has a teacher; remove the term"
         if term.needs_teacher and not rl.teaches_every_row and not taught:
-            yield f"{at} compares rows with their teacher, and some rows have none; set gate: {{taught: true}}"
+            yield (
+                f"{at} compares rows with their teacher, and rl.teachers leaves some without one; set "
+                "gate: {taught: true}"
+            )
 
 
 def _about_start_teacher(where: str, objective: ObjectiveConfig) -> Iterator[str]:
@@ -259,18 +305,19 @@ def _about_start_teacher(where: str, objective: ObjectiveConfig) -> Iterator[str
     starts = objective.group.starts
     bare = {name: start.show for name, start in starts.items() if start.is_in_prompt and start.learn == "bare"}
     if not bare:
-        why = "no row of objective.group.starts is learned without what its prompt showed"
-        yield f"{where}.shows: start has no effect: {why}; add such a start, or show a trace or a peer"
+        yield (
+            f"{where}.shows: start has no effect: no row is learned without what its prompt showed; add such a start "
+            "to objective.group.starts, or show a trace or a peer"
+        )
     for name in (name for name, show in bare.items() if isinstance(show, Critique) and "{response}" in show.template):
         yield (
-            f"{where}.shows: start needs prompts of objective.group.starts.{name}, whose responses are not kept; "
-            "take {response} out of its template"
+            f"{where}.shows: start needs the prompts of objective.group.starts.{name} again, and the responses in them "
+            "are not kept; take {response} out of its template"
         )
 
 
 def _of_rl(config: "ExperimentConfig", objective: ObjectiveConfig, rl: RLConfig) -> Iterator[str]:
     """Optimizer steps, replay, staleness, engines and the choice of prompts suit the method."""
-    starts, samples_again = objective.group.starts, isinstance(objective.group.filter, DynamicSampling)
     if objective.compares_with_old and rl.updates_per_step == 1:
         yield (
             "objective.terms: a kl term against old has no effect with one optimizer step per RL step, where the old "
@@ -278,12 +325,18 @@ def _of_rl(config: "ExperimentConfig", objective: ObjectiveConfig, rl: RLConfig)
         )
     replay = objective.replay
     if replay is not None and round(replay.share * rl.prompts_per_step) < 1:
-        yield f"objective.replay.share {replay.share} of {rl.prompts_per_step} prompts is less than one; raise it"
+        yield (
+            f"objective.replay.share {replay.share} of {rl.prompts_per_step} prompts per step is less than "
+            "one prompt; raise it"
+        )
     if objective.interleaved_sft is not None and rl.critic is not None and rl.critic.warmup_steps:
         yield "rl.critic.warmup_steps freezes the policy, which objective.interleaved_sft would update; remove one"
     if rl.max_staleness:
         if config.cluster == "local":
-            yield f"rl.max_staleness {rl.max_staleness} has no effect with cluster: local; use 0 or cluster: ray"
+            yield (
+                f"rl.max_staleness {rl.max_staleness} has no effect with cluster: local, where rollouts and "
+                "updates take turns; set it to 0 or cluster to ray"
+            )
         if config.execution.ray.placement == "colocated":
             yield (
                 f"rl.max_staleness {rl.max_staleness} needs engines that generate while the trainer updates; with "
@@ -294,12 +347,12 @@ def _of_rl(config: "ExperimentConfig", objective: ObjectiveConfig, rl: RLConfig)
             "rl.engine: vllm puts an engine into the trainer's process, and cluster: ray has vLLM engines in "
             "processes of their own; remove one of the two settings"
         )
-    if rl.max_staleness and samples_again:
+    if rl.max_staleness and isinstance(objective.group.filter, DynamicSampling):
         yield (
             "objective.group.filter.kind: dynamic_sampling decides during a step how many prompts it takes, so the "
             "next step cannot start early; set rl.max_staleness to 0 or use kind: drop_zero_variance"
         )
-    for name, start in starts.items():
+    for name, start in objective.group.starts.items():
         if isinstance(start.dose, BatchRatio | BatchRoot) and start.dose.every <= rl.max_staleness:
             yield (
                 f"objective.group.starts.{name}.dose.every {start.dose.every} must be above rl.max_staleness "
@@ -307,18 +360,21 @@ def _of_rl(config: "ExperimentConfig", objective: ObjectiveConfig, rl: RLConfig)
             )
     if rl.partial_rollout_tokens is not None:
         if config.environment is not None:
-            yield "rl.partial_rollout_tokens: an episode cannot wait for the next step; remove it or environment"
-        if samples_again:
+            yield (
+                "rl.partial_rollout_tokens: an episode cannot wait for the next step; remove it or the section "
+                "environment"
+            )
+        if isinstance(objective.group.filter, DynamicSampling):
             yield (
                 "objective.group.filter.kind: dynamic_sampling draws prompts until enough groups vary, and with "
                 "rl.partial_rollout_tokens a step does not see all of its groups; use kind: drop_zero_variance"
             )
-        for name, start in starts.items():
+        for name, start in objective.group.starts.items():
             again = start.is_fallback and not isinstance(start.show, WholeTrace)
             if again or isinstance(start.dose, LadderDose | FitDose | DifficultyDose):
                 yield (
-                    f"objective.group.starts.{name} samples again after a group's rollouts, beyond what "
-                    "rl.partial_rollout_tokens gives an RL step; remove one of the two"
+                    f"objective.group.starts.{name} samples again, after the rollouts of a group, beyond the tokens "
+                    "that rl.partial_rollout_tokens gives an RL step; remove one of the two"
                 )
             elif start.is_in_prompt and start.learn == "bare":
                 yield (
@@ -328,7 +384,9 @@ def _of_rl(config: "ExperimentConfig", objective: ObjectiveConfig, rl: RLConfig)
     if rl.correction is not None and not any(term.lacks_correction for term in objective.terms):
         yield "rl.correction has no effect: no term on rollouts needs it; remove it"
     if isinstance(rl.sampling, PoolSampling) and isinstance(config.data.train, MixtureSource):
-        yield "rl.sampling.kind: pools has quotas by pass rate, and data.train.kind: mixture by source; use one of them"
+        yield (
+            "rl.sampling.kind: pools takes quotas by pass rate, and data.train.kind: mixture by source; use one of them"
+        )
     by_difficulty = isinstance(rl.sampling, CurriculumSampling) and rl.sampling.by == "difficulty"
     if by_difficulty and "difficulty" not in config.kinds:
         yield (
@@ -352,11 +410,16 @@ def _of_engines(config: "ExperimentConfig", kinds: frozenset[str], rl: RLConfig 
     ways = config.execution.vllm.tensor_parallel_size
     for name, trained in (("rl", rl), ("sft", sft)):
         if trained is not None and trained.engine == "vllm" and ways > 1:
-            where = f"execution.vllm.tensor_parallel_size: {ways} with {name}.engine: vllm"
-            yield f"{where}, which has the trainer's one GPU; set it to 1, or use cluster: ray"
+            yield (
+                f"execution.vllm.tensor_parallel_size: {ways} with {name}.engine: vllm, which has the trainer's one "
+                "GPU; set it to 1, or use cluster: ray"
+            )
     asks_servers = config.evaluation is not None and config.evaluation.engine == "openai"
     if asks_servers and config.model.endpoint is None:
-        yield "evaluation.engine: openai asks the servers of model.endpoint, which is missing; use transformers or vllm"
+        yield (
+            "evaluation.engine: openai asks the servers of model.endpoint, which this experiment lacks; use "
+            "transformers or vllm"
+        )
     if asks_servers and evaluation is not None and not config.execution.server.urls:
         yield "execution.server.urls: missing; evaluation.engine: openai needs at least one server"
     is_here = "evaluate" in kinds or "evaluate" not in config.kinds
@@ -376,8 +439,11 @@ def _of_engines(config: "ExperimentConfig", kinds: frozenset[str], rl: RLConfig 
         if section is not None and section.temperature is not None and section.engine != "transformers":
             by_vllm[f"{stage}.temperature"] = section.temperature
     for name, temperature in by_vllm.items():
-        if 0 < temperature < (lowest := LOWEST_VLLM_TEMPERATURE):
-            yield f"{name} {temperature} is below vLLM's lowest sampling temperature; use {lowest} or, to evaluate, 0"
+        if 0 < temperature < LOWEST_VLLM_TEMPERATURE:
+            yield (
+                f"{name} {temperature} is below vLLM's lowest sampling temperature; use 0 (greedy, in evaluation) "
+                f"or at least {LOWEST_VLLM_TEMPERATURE}"
+            )
 
 
 def _of_model(config: "ExperimentConfig", kinds: frozenset[str], rl: RLConfig | None) -> Iterator[str]:
@@ -396,17 +462,24 @@ def _of_model(config: "ExperimentConfig", kinds: frozenset[str], rl: RLConfig | 
                 "prepare_data, base, evaluate and report, or give model.path"
             )
         if config.evaluation is not None and config.evaluation.engine != "openai":
-            yield f"evaluation.engine: {config.evaluation.engine} needs weights, which model.endpoint lacks; use openai"
+            yield (
+                f"evaluation.engine: {config.evaluation.engine} needs weights, which model.endpoint does not give; use "
+                "openai"
+            )
         for field in sorted({"temperature", "top_p"} & {*model.endpoint.request}):
             for name, decoding in config.evaluation.decodings.items() if config.evaluation is not None else ():
                 if (own := getattr(decoding, field)) != 1:
-                    where = f"model.endpoint.request.{field}: null"
-                    yield f"{where} leaves the default of 1, but evaluation.decodings.{name} sets {own}"
+                    yield (
+                        f"model.endpoint.request.{field}: null leaves the endpoint at its default of 1, but "
+                        f"evaluation.decodings.{name} sets {own}"
+                    )
     lora, sft = execution.vllm.separate(model.lora), config.sft if "sft" in kinds else None
     has_engine = config.num_engines > 0 or (sft is not None and sft.engine == "vllm")
     if lora is not None and lora.rank > VLLM_RANKS[-1] and has_engine:
-        most = f"vLLM's largest of {VLLM_RANKS[-1]}"
-        yield f"model.lora.rank: {lora.rank} is more than {most}; lower it, or set execution.vllm.adapter: merged"
+        yield (
+            f"model.lora.rank: {lora.rank} is more than vLLM's largest of {VLLM_RANKS[-1]}; lower it, or set "
+            "execution.vllm.adapter: merged"
+        )
     if model.lora is not None and rl is not None:
         if rl.critic is not None:
             yield (
@@ -414,17 +487,23 @@ def _of_model(config: "ExperimentConfig", kinds: frozenset[str], rl: RLConfig | 
                 "choose a method without a critic, or remove model.lora"
             )
         if model.lora.dropout and "sft" not in config.kinds:
-            yield "model.lora.dropout has no effect without sft, as RL trains and samples without it; remove it"
+            yield (
+                "model.lora.dropout has no effect without sft: RL trains without dropout, as its rollouts are "
+                "sampled; remove it"
+            )
     trains = model.architecture is not None or {"sft", "rl"} & kinds
     if trains and model.dtype == "bfloat16" and execution.zero_stage == 0:
         yield "execution.zero_stage: 0 keeps no float32 master weights for model.dtype: bfloat16; set it to 1, 2 or 3"
     if execution.ranks > 1 and config.cluster == "ray":
         yield f"execution.ranks: {execution.ranks} are of cluster: local; use execution.ray.trainer_ranks, or remove it"
     elif execution.ranks > 1:
-        for name, section in (("rl", rl), ("sft", sft)):
-            if section is not None and section.engine == "vllm":
-                why = f"vllm lives in the process of one rank, and execution.ranks is {execution.ranks}"
-                yield f"{name}.engine: {why}; use cluster: ray, or the engine cluster"
+        engines = {"rl": config.rl, "sft": config.sft}
+        for name in (name for name, section in engines.items() if name in kinds and section is not None):
+            if getattr(engines[name], "engine", None) == "vllm":
+                yield (
+                    f"{name}.engine: vllm lives in the process of a single rank, and execution.ranks is "
+                    f"{execution.ranks}; use cluster: ray, or the engine cluster"
+                )
         if execution.zero_stage == 3:
             yield (
                 f"execution.zero_stage: 3 shares weights among ranks, and each of execution.ranks: {execution.ranks} "

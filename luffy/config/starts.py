@@ -14,7 +14,14 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import BeforeValidator, Field, PositiveInt
 
 from luffy.config.strict import Fraction, PositiveShare, Share, ShareBelowOne, StrictModel
-from luffy.config.terms import Schedule, ScheduledValue, Written, bounds, depends_on_length, number_as_constant
+from luffy.config.terms import (
+    Schedule,
+    ScheduledValue,
+    Written,
+    bounds,
+    depends_on_length,
+    number_as_constant,
+)
 
 
 class WholeTrace(StrictModel):
@@ -476,18 +483,30 @@ class StartConfig(StrictModel):
                 yield "dose.kind: search is over pieces of a trace; set show.pieces, such as 10"
             if (self.rows, self.keep, self.is_fallback) != ("all", "nearest", True):
                 yield "dose.kind: search is for groups that fail; set rows: all, keep: nearest, when.accuracy_at_most"
-            elif self.when is not None and (bound := self.when.accuracy_at_most or 0.0) >= (least := dose.at_least):
-                yield f"when.accuracy_at_most {bound:g} must be below dose.at_least {least:g}: that is success enough"
+            elif self.when is not None and (bound := self.when.accuracy_at_most or 0.0) >= dose.at_least:
+                yield (
+                    f"when.accuracy_at_most {bound:g} must be below dose.at_least {dose.at_least:g}: a prompt that "
+                    "succeeds as often needs no start"
+                )
         elif self.keep == "nearest":
             yield "keep: nearest is for dose.kind: search; choose all, first_correct, all_correct or best"
+        memory = isinstance(dose, PromptMemory | BatchMemory)
         if isinstance(dose, PromptBisection | PromptFrontier) and not self.shared:
             yield f"dose.kind: {dose.kind} draws one dose for a visit of a prompt; set shared: true"
-        if isinstance(dose, PromptMemory | BatchMemory) and self.is_fallback:
-            yield f"dose.kind: {dose.kind} learns from every visit, which when.accuracy_at_most prevents; remove one"
+        if memory and self.is_fallback:
+            yield (
+                f"dose.kind: {dose.kind if dose else ''} learns from every visit, and with when.accuracy_at_most only "
+                "failed groups have the start; remove one of them"
+            )
 
     def _complaints_about_time(self) -> Iterator[str]:
-        if isinstance(self.dose, LadderDose | DifficultyDose) and (self.is_fallback or self.rows == "all"):
-            yield f"dose.kind: {self.dose.kind} looks at rollouts; give a number of rows, without when.accuracy_at_most"
+        waits = isinstance(self.dose, LadderDose | DifficultyDose)
+        if waits and (self.is_fallback or self.rows == "all"):
+            assert self.dose is not None
+            yield (
+                f"dose.kind: {self.dose.kind} looks at rollouts of the group; give a number of rows, without "
+                "when.accuracy_at_most"
+            )
         if isinstance(self.dose, FitDose) and self.is_fallback:
             yield "dose.kind: fit has rounds of its own; remove when.accuracy_at_most"
         if not self.is_fallback and isinstance(self.show, Critique):
@@ -504,8 +523,11 @@ class StartConfig(StrictModel):
                 yield "keep has no effect on whole traces, all of which stay; remove it"
             if self.rows == "all":
                 yield "rows: all leaves no rollouts beside whole traces; give a number"
-            if (how := self.show.choose) != "in_turn" and not self.is_fallback:
-                yield f"show.choose: {how} is for traces in place of failed rollouts; set when.accuracy_at_most"
+            if self.show.choose != "in_turn" and not self.is_fallback:
+                yield (
+                    f"show.choose: {self.show.choose} is among traces that replace failed rollouts; set "
+                    "when.accuracy_at_most, or remove it"
+                )
 
 
 def complaints_about_starts(starts: Mapping[str, StartConfig], size: int) -> Iterator[str]:
@@ -550,7 +572,10 @@ def _about_fallback(name: str, start: StartConfig, size: int) -> Iterator[str]:
     if isinstance(start.dose, SearchDose):
         low, high = start.dose.at_least, start.dose.at_most
         if not any(low <= num / size <= high for num in range(size + 1)):
-            yield f"starts.{name}.dose: no share of rows of size {size} is between {low:g} and {high:g}; widen these"
+            yield (
+                f"starts.{name}.dose: no number of correct rows among size {size} is a share between {low:g} and "
+                f"{high:g}; widen the bounds"
+            )
         return
     if isinstance(start.show, WholeTrace):
         if rows >= size:

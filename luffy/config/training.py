@@ -55,7 +55,10 @@ class OptimizerConfig(StrictModel):
 
     def _complaints(self) -> Iterator[str]:
         if self.skip_grad_norm is not None and self.skip_grad_norm <= self.max_grad_norm:
-            yield f"skip_grad_norm {self.skip_grad_norm:g} must be above max_grad_norm {self.max_grad_norm:g}"
+            yield (
+                f"skip_grad_norm {self.skip_grad_norm:g} must be above max_grad_norm {self.max_grad_norm:g}: "
+                "nothing would ever be clipped"
+            )
 
 
 class BaseConfig(StrictModel):
@@ -173,8 +176,10 @@ class PoolSampling(StrictModel):
         if hard_low < 0 or easy_high > 1:
             yield "hard_at_most and easy_above are pass rates, between 0 and 1"
         if hard_low >= easy_low or hard_high >= easy_high:
-            hard, easy = f"{hard_low:g} to {hard_high:g}", f"{easy_low:g} to {easy_high:g}"
-            yield f"hard_at_most ({hard}) must be below easy_above ({easy}): no prompt would be normal"
+            yield (
+                f"hard_at_most ({hard_low:g} to {hard_high:g}) must be below easy_above ({easy_low:g} to "
+                f"{easy_high:g}): no prompt would be normal"
+            )
 
 
 SamplingConfig = Annotated[UniformSampling | CurriculumSampling | PoolSampling, Field(discriminator="kind")]
@@ -269,16 +274,21 @@ class SelfTeacher(_Teacher):
         if (moving := self.follows) is not None:
             after = "each RL step" if moving.refresh_every == 1 else f"every {moving.refresh_every} RL steps"
             weights = f"set to {moving.mixup:g} x policy + {1 - moving.mixup:g} x itself after {after}"
-        shown = {"trace": "a trace", "peer": "another right row of the group", "start": "what the row was sampled with"}
-        return f"the policy, {weights}, shown {shown[self.shows]}"
+        shown = {
+            "trace": "a trace",
+            "peer": "another right row of the group",
+            "start": "what the row was sampled with",
+        }[self.shows]
+        return f"the policy, {weights}, shown {shown}"
 
     def _complaints(self) -> Iterator[str]:
         if self.follows is not None and self.weights == "current":
             yield "follows has no effect with weights: current; remove one of them"
         if self.shows == "start" and self.changed("prompt"):
             yield "prompt has no effect with shows: start, whose prompts are those of the rows; remove it"
-        for name in (name for name in ("{problem}", "{trace}") if name not in self.prompt):
-            yield f"prompt: {name} is missing; the teacher needs the problem and its trace"
+        missing = [name for name in ("{problem}", "{trace}") if name not in self.prompt]
+        if missing:
+            yield f"prompt: {missing[0]} is missing; the teacher needs the problem and its trace"
 
 
 class ServedTeacher(_Teacher):
@@ -399,18 +409,23 @@ class RLConfig(StrictModel):
         return last is not None and last.rows is None and getattr(last, "shows", "trace") == "trace"
 
     def _complaints(self) -> Iterator[str]:
-        step, update, most = self.prompts_per_step, self.prompts_per_update, self.max_response_tokens
         for name, teacher in [*self.teachers.items()][:-1]:
             if teacher.rows is None:
                 yield f"teachers.{name} takes all rows and leaves none to those after it; give it rows, or move it last"
-        if self.overlong is not None and self.overlong.buffer_tokens > most:
-            yield f"overlong.buffer_tokens is above max_response_tokens {most}; lower it"
-        if (partial := self.partial_rollout_tokens) is not None and partial >= most:
-            yield f"partial_rollout_tokens {partial} has no effect: max_response_tokens {most} comes first; lower it"
+        if self.overlong is not None and self.overlong.buffer_tokens > self.max_response_tokens:
+            yield f"overlong.buffer_tokens is above max_response_tokens {self.max_response_tokens}; lower it"
+        if (partial := self.partial_rollout_tokens) is not None and partial >= self.max_response_tokens:
+            yield (
+                f"partial_rollout_tokens {partial} has no effect with max_response_tokens {self.max_response_tokens}, "
+                "which ends every response first; lower it"
+            )
         if partial is not None and self.max_staleness:
             yield (
                 f"partial_rollout_tokens interrupts rollouts at an update, and max_staleness {self.max_staleness} lets "
                 "them run through it; remove one of the two"
             )
-        if update is not None and step % update:
-            yield f"prompts_per_step {step} must be a multiple of prompts_per_update {update}"
+        if self.prompts_per_update is not None and self.prompts_per_step % self.prompts_per_update:
+            yield (
+                f"prompts_per_step {self.prompts_per_step} must be a multiple of "
+                f"prompts_per_update {self.prompts_per_update}"
+            )
