@@ -279,6 +279,13 @@ def test_each_turn_is_learned_in_its_context(undisturbed, upstream):
         assert {*written} <= {*SAMPLED, Source.OFF_POLICY}
 
 
+def test_samples_show_the_turns_apart(undisturbed):
+    samples = [sample for _, sample in read_samples(undisturbed / SAMPLES_FILE)]
+    sample = next(each for each in samples if each.measures.get("turns", 0) > 1)
+    assert sample.response.count("--- policy ---") == sample.measures["turns"]
+    assert sample.response.count("Game ") == 0  # contexts are shown from where they differ
+
+
 def test_sft_between_rl_steps_learns_the_authors_turns_alone(model, upstream, tmp_path, monkeypatch):
     taken: list[Trajectory] = []
 

@@ -88,6 +88,7 @@ def test_arms_learn_side_by_side_and_a_failed_one_is_shown_as_failed(compared):
     assert (luffy["cost_a_seed"]["rollouts"], then["cost_a_seed"]["rollouts"]) == (3 * 28, 2 * 32)
     assert [point["steps"] for point in then["curve"]] == [4, 6]
     assert luffy["cost_a_seed"]["peak_memory_gib"] > 0
+    assert len(then["minus_reference"]) == 2 * 2  # suites, decodings
     page = (folder / "workspace/runs/small-1/comparison.html").read_text()
     assert "Failed runs" in page and "Over optimizer steps" in page
     made = {path.name for path in (folder / "workspace/runs/small-1/arms").iterdir()}
