@@ -190,3 +190,13 @@ def _signal(processes: list[psutil.Process], sent: signal.Signals) -> None:
     for process in processes:
         with contextlib.suppress(psutil.NoSuchProcess):
             process.send_signal(sent)
+
+
+def name_interface(address: str) -> None:
+    """Let gloo use the network interface of this address.
+
+    By itself it listens where this machine's host name leads, which is often the loopback address: Debian's /etc/hosts.
+    """
+    for name, addresses in psutil.net_if_addrs().items():
+        if address in (each.address for each in addresses):
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", name)

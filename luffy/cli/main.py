@@ -3,6 +3,7 @@
 Help and plans load neither torch nor Prefect.
 """
 
+import errno
 import sys
 from collections.abc import Sequence
 from importlib import import_module
@@ -19,6 +20,8 @@ with without_collections():
     from luffy.cli.options import fields_help
 
 _NAME = "luffy"
+_SHOWN = 80
+"""Characters of a name that is too long for the file system."""
 _GROUPS = {
     "Experiments": ("run", "plan", "config", "evaluate", "compare", "serve"),
     "Results": ("show", "diff", "rescore", "export", "gc"),
@@ -84,10 +87,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except OSError as error:
         from luffy.pipeline.disk import lack_of_space  # late, to start fast
 
-        if "--debug" in arguments or (lack := lack_of_space(error)) is None:
+        if "--debug" in arguments:
             raise
-        remedy = "free space (luffy gc lists what to delete), or give another folder with --workspace"
-        show_error(f"{error.filename or 'workspace'}: {lack}; {remedy}")
+        if error.errno in (errno.ENAMETOOLONG, errno.ELOOP):  # whatever name or path the command was given
+            show_error(f"{str(error.filename)[:_SHOWN]}: {error.strerror}")
+        elif (lack := lack_of_space(error)) is not None:
+            remedy = "free space (luffy gc lists what to delete), or give another folder with --workspace"
+            show_error(f"{error.filename or 'workspace'}: {lack}; {remedy}")
+        else:
+            raise
         return EXIT_USER_ERROR
     except TyperException as error:
         context = getattr(error, "ctx", None)  # of the command, once that is known

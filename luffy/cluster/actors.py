@@ -18,12 +18,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, TypeVarTuple
 
-import psutil
 import ray
 
 from luffy.errors import ClusterError
 from luffy.library_loading import without_collections
 from luffy.pipeline.inherited_environment import drop_foreign
+from luffy.processes import name_interface
 
 if TYPE_CHECKING:
     import numpy as np
@@ -56,23 +56,12 @@ class ProcessSetup:
         os.dup2(sink, 1)
         os.dup2(sink, 2)
         drop_foreign(os.environ)  # of whoever has started the cluster
-        _name_interface()
+        name_interface(ray.util.get_node_ip_address())  # the one that Ray uses
         if self.num_threads is not None:
             import torch
 
             os.environ["OMP_NUM_THREADS"] = str(self.num_threads)
             torch.set_num_threads(self.num_threads)
-
-
-def _name_interface() -> None:
-    """Let gloo use the network interface that Ray uses.
-
-    By itself it listens where this machine's host name leads, which is often the loopback address: Debian's /etc/hosts.
-    """
-    address = ray.util.get_node_ip_address()
-    for name, addresses in psutil.net_if_addrs().items():
-        if address in (each.address for each in addresses):
-            os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
 
 
 class RankActor:

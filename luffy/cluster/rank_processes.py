@@ -18,11 +18,10 @@ from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection
 from typing import Any, Generic, TypeVarTuple
 
-import psutil
 import torch
 
 from luffy.errors import LostError, LuffyError
-from luffy.processes import die_with, exit_without_finalizing
+from luffy.processes import die_with, exit_without_finalizing, name_interface
 from luffy.training.ranks import Rank, RankSpec, Result, join_process_group
 
 _HOST = "127.0.0.1"
@@ -84,7 +83,7 @@ def _lost(rank: int) -> Iterator[None]:
 def rank_processes(spec: RankSpec[Rank], num_ranks: int) -> Iterator[RankProcesses[Rank]]:
     """Open so many ranks."""
     context = multiprocessing.get_context("spawn")  # threads of this process may hold locks, which a fork would copy
-    _name_interface()
+    name_interface(_HOST)
     connections: list[Connection] = []
     processes = []
     try:
@@ -110,13 +109,6 @@ def rank_processes(spec: RankSpec[Rank], num_ranks: int) -> Iterator[RankProcess
         for process in processes:
             process.join(_LAST_WORDS_S)
             process.kill()
-
-
-def _name_interface() -> None:
-    """Let gloo use the loopback interface: by itself it listens where the name of this machine leads."""
-    for name, addresses in psutil.net_if_addrs().items():
-        if _HOST in (each.address for each in addresses):
-            os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
 
 
 def _serve(

@@ -7,7 +7,7 @@ files = suite_files(folder, None)
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -125,14 +125,9 @@ def require_columns(required: Sequence[str], found: Sequence[str], where: str, h
 
 def decoded(batch: pa.RecordBatch) -> Iterator[Mapping[str, object] | RowError]:
     """Yield the rows of a batch; one with a value that Python does not have as a `RowError`."""
-    for place, column in enumerate(batch.schema):
-        # As doubles these would have digits that nobody has written: 0.1 as 0.10000000149011612.
-        if pa.types.is_float32(column.type) or pa.types.is_float16(column.type):
-            short = np.float32 if pa.types.is_float32(column.type) else np.float16
-            values = [value if value is None else float(str(short(value))) for value in batch[place].to_pylist()]
-            batch = batch.set_column(place, column.name, pa.array(values, pa.float64()))
+    short = {column.name: column.type for column in batch.schema if _holds_short(column.type)}
     try:
-        yield from batch.to_pylist(maps_as_pydicts="strict")
+        rows = batch.to_pylist(maps_as_pydicts="strict")
     except _NO_VALUE:
         for index in range(batch.num_rows):
             row: dict[str, object] = {}
@@ -144,7 +139,29 @@ def decoded(batch: pa.RecordBatch) -> Iterator[Mapping[str, object] | RowError]:
             except _NO_VALUE as error:
                 yield RowError(name, f"cannot be read: {error}")
             else:
-                yield row
+                yield row | {name: _as_written(row[name], kind) for name, kind in short.items()}
+    else:
+        for row in rows:
+            yield row | {name: _as_written(row[name], kind) for name, kind in short.items()} if short else row
+
+
+def _holds_short(kind: pa.DataType) -> bool:
+    """Whether values of the type have floats of 16 or 32 bits in them."""
+    is_short = pa.types.is_float32(kind) or pa.types.is_float16(kind)
+    return is_short or any(_holds_short(kind.field(index).type) for index in range(kind.num_fields))
+
+
+def _as_written(value: Any, kind: pa.DataType) -> Any:
+    """As doubles such floats would have digits that nobody has written: 0.1 as 0.10000000149011612."""
+    if value is None or not _holds_short(kind):
+        return value
+    if pa.types.is_struct(kind):
+        return {part.name: _as_written(value[part.name], part.type) for part in kind}
+    if pa.types.is_map(kind):
+        return {key: _as_written(each, kind.item_type) for key, each in value.items()}
+    if isinstance(value, list):
+        return [_as_written(each, kind.value_type) for each in value]
+    return float(str((np.float32 if pa.types.is_float32(kind) else np.float16)(value)))
 
 
 def chunked(prompts: Iterable[Item], size_of: Callable[[Item], int]) -> Iterator[list[Item]]:

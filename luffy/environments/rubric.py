@@ -135,7 +135,11 @@ def _loaded(name: str, path: str) -> _Function:
     function = imported_setting(path, where)
     if not callable(function):
         raise ConfigError(f"{where}: {path} is not a function")
-    if unknown := sorted(_named(function) - set(_VIEWS)):
+    try:
+        named = _named(function)
+    except ValueError:
+        raise ConfigError(f"{where}: {path} does not tell its parameters; call it in a function of your own") from None
+    if unknown := sorted(named - set(_VIEWS)):
         raise ConfigError(f"{where}: {path} asks for {unknown[0]}; a measure may take {', '.join(_VIEWS)}")
     return function
 

@@ -56,6 +56,8 @@ class AnsweredProblem:
     is_rendered: bool
     place: str
     """File and row."""
+    suite: str
+    """As the file names it; the prompt's `data_source` can be part of a path."""
     responses: list[str] = field(default_factory=list)
 
 
@@ -83,7 +85,14 @@ def read_responses(files: Sequence[Path], grading: GradingConfig) -> list[Answer
                     raise RowError("reward_model.style", f"{named} is no grader; there are {there}")
             except RowError as error:
                 raise DataError(f"{place}, field {error.field}: {error.reason}") from None
-            known = suites.setdefault(problem.prompt.data_source, {}).setdefault(problem.prompt.uid, problem)
+            beside = suites.setdefault(problem.prompt.data_source, {})
+            first = next(iter(beside.values()), problem)
+            if first.suite != problem.suite:
+                raise DataError(
+                    f"{place}: suites {problem.suite!r} and {first.suite!r} ({first.place}) would both be "
+                    f"{problem.prompt.data_source}; rename one"
+                )
+            known = beside.setdefault(problem.prompt.uid, problem)
             if known.prompt.ground_truth != problem.prompt.ground_truth:
                 raise DataError(f"{place}: another reference answer than the same problem has in {known.place}")
             if known is not problem:
@@ -138,7 +147,7 @@ def _problem(row: Mapping[str, object], path: Path, place: str) -> AnsweredProbl
     shown = "\n\n".join(message.content for message in read.messages)
     opener = opener_of(shown) if is_rendered else ""
     responses = [opener + text for text in _texts(first(_RESPONSES, "responses"))]
-    return AnsweredProblem(read, shown, is_rendered, place, responses)
+    return AnsweredProblem(read, shown, is_rendered, place, suite, responses)
 
 
 def _texts(value: object) -> Iterator[str]:

@@ -104,10 +104,15 @@ class Experiment:
         return tuple(node for node in self.nodes if node.name in needed)
 
     def plan_node(
-        self, name: str, pending: frozenset[str] = frozenset(), adopted: Mapping[str, Path] = MappingProxyType({})
+        self,
+        name: str,
+        pending: frozenset[str] = frozenset(),
+        adopted: Mapping[str, Path] = MappingProxyType({}),
+        *,
+        pulls: bool = True,
     ) -> StagePlan:
         """The decision for one stage, while the stages in `pending` that it reads from have yet to be made, and those
-        in `adopted` lie there."""
+        in `adopted` lie there; without `pulls` the shared cache is not asked."""
         node, identity, directory = self._node(name), self.identities[name], self._directory(name)
         inputs = {entry: adopted.get(source, self._directory(source)) for entry, source in node.inputs.items()}
         consumed = consumed_digests({entry: inputs[entry] for entry in inputs if node.inputs[entry] not in pending})
@@ -116,7 +121,7 @@ class Experiment:
         awaited = sorted(set(node.inputs.values()) & pending)
         if condition.reusable:
             return decide("depends", f"waits for {', '.join(awaited)}") if awaited else decide("reuse")
-        if self.shared is not None and not directory.exists():
+        if pulls and self.shared is not None and not directory.exists():
             found = self.shared.find(node.stage, identity.key)
             if found is not None and all(found.consumed.get(entry) == digest for entry, digest in consumed.items()):
                 return decide("pull", f"from {self.shared.url}")
@@ -305,7 +310,8 @@ class ExperimentRun:
                 with usable(plan.directory):
                     self.enter(plan)
                     if plan.action == "pull" and self.experiment.pull(plan) is None:
-                        plan = replace(plan, action="run", reason="could not be pulled")
+                        plan = self.experiment.plan_node(name, pulls=False)
+                        plan = replace(plan, reason="; ".join(filter(None, ("could not be pulled", plan.reason))))
                         self.enter(plan)
                     claimed.close()
                     if plan.action not in ("reuse", "pull"):

@@ -227,10 +227,8 @@ def uncommitted_changes(leaving_out: Path) -> dict[str, bytes]:
     """
     patches: dict[str, bytes] = {}
     own = (_REPOSITORY,) if (_REPOSITORY / ".git").exists() else ()
-    for folder in (*own, Path.cwd()):
-        top = Path(_git(folder, "rev-parse", "--show-toplevel").decode().strip() or os.devnull)
-        if not top.is_dir() or top.name in patches:
-            continue
+    tops = [Path(_git(folder, "rev-parse", "--show-toplevel").decode().strip()) for folder in (*own, Path.cwd())]
+    for top in dict.fromkeys(each for each in tops if each != Path()):
         filters = _git(top, "config", "--name-only", "--get-regexp", r"^filter\..*\.(clean|process)$").decode()
         written = {f":(exclude,attr:filter={line.split('.', 1)[1].rpartition('.')[0]})" for line in filters.split()}
         # A file that was only touched is not in the counts of lines, and would be among the names.
@@ -245,7 +243,7 @@ def uncommitted_changes(leaving_out: Path) -> dict[str, bytes]:
                 continue
             if len(patch) + path.stat().st_size <= _MAX_PATCH_BYTES:
                 patch += _git(top, *_DIFF, "--binary", "--no-index", "--", os.devnull, os.fsdecode(name))
-        patches[top.name] = patch
+        patches[f"{top.name}_2" if patches.get(top.name) else top.name] = patch
     return {name: patch for name, patch in patches.items() if patch}
 
 

@@ -7,7 +7,7 @@ in `memory_of`: they observe the doses that the journal has, so a step read back
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from statistics import fmean
 from typing import Any, NamedTuple
 
@@ -97,7 +97,7 @@ def dose_of(dose: Dose, ask: Ask) -> float | None:
             return _searched(dose, ask)
         case FitDose():
             tried = [(each.dose, each.success) for each in ask.tried if each.rows]
-            return fitted_dose(tried, dose) if tried else dose.first
+            return fitted_dose(tuple(tried), dose.target) if tried else dose.first
         case PromptLevels(shares=shares):
             return shares[ask.known.get("level", 1) - 1]
         case PromptBisection():
@@ -137,7 +137,8 @@ def _searched(dose: SearchDose, ask: Ask) -> float | None:
     return None if too_many - too_few < 2 else (too_few + too_many) // 2 / ask.length
 
 
-def fitted_dose(tried: Sequence[tuple[float, float]], dose: FitDose) -> float:
+@lru_cache(maxsize=128)  # the rows of a round all ask for the same
+def fitted_dose(tried: tuple[tuple[float, float], ...], target: float) -> float:
     """Where a curve through the doses and shares of correct rows so far meets the target (SEELE, arXiv 2509.06923).
 
     The curve is f(d) = b + (1 - b) / (1 + exp(-k (d - m))), least squares. Two points do not determine its three
@@ -148,7 +149,7 @@ def fitted_dose(tried: Sequence[tuple[float, float]], dose: FitDose) -> float:
 
     if len(tried) == 1:
         ((at, seen),) = tried
-        return at / 2 if seen > dose.target else (at + 1) / 2
+        return at / 2 if seen > target else (at + 1) / 2
 
     def success(parameters: Sequence[float], at: float) -> float:
         slope, middle, least = (*parameters, 0.0)[:3]
@@ -162,9 +163,9 @@ def fitted_dose(tried: Sequence[tuple[float, float]], dose: FitDose) -> float:
     start = [5.0, fmean(at for at, _ in tried), 0.1]
     found = least_squares(errors, start[:number], bounds=(bounds[0][:number], bounds[1][:number])).x
     slope, middle, least = (*map(float, found), 0.0)[:3]
-    if least >= dose.target:
+    if least >= target:
         return 0.0
-    return _share(middle - math.log((1 - least) / (dose.target - least) - 1) / slope)
+    return _share(middle - math.log((1 - least) / (target - least) - 1) / slope)
 
 
 _SLOPES = (0.5, 50.0)

@@ -106,7 +106,9 @@ class ServiceThread:
                 self._give_up(f"it is {_MOST_WAITING} calls behind")
 
     def close(self, *, failed: bool) -> None:
-        """Have the service close, and wait for it for a minute at most."""
+        """Have the service close, and wait for it for a minute at most; not where it is off already."""
+        if self._is_off:
+            return
         self.call(lambda service: service.close(failed=failed))
         self.call(None)
         self._thread.join(_FINISH_TIMEOUT_S)

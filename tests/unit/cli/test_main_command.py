@@ -154,6 +154,11 @@ def test_a_mistake_is_one_line_and_exit_code_2(tmp_path, luffy, arguments, named
     assert not (stage / "rescored").exists() and not Path("out").exists()
 
 
+@pytest.mark.parametrize("command", ["run", "plan", "config", "show", "compare", "evaluate"])
+def test_a_name_that_no_file_system_takes_is_one_line(luffy, command):
+    assert "File name too long" in luffy(command, "a" * 300, code=2)
+
+
 def test_a_full_disk_is_one_line_and_exit_code_2(luffy, monkeypatch):
     def full(*args, **kwargs):
         raise OSError(errno.ENOSPC, "No space left on device", "runs/smoke-1/run.json")

@@ -89,9 +89,11 @@ def test_a_reference_is_the_shortest_text_of_its_columns_number(tmp_path):
     assert {number: as_text(number) for number in numbers} == numbers
     for kind in (np.float16, np.float32, np.float64):
         answers = pa.array([kind(0.1), kind(2.5), None, kind(3)])
-        pq.write_table(pa.table({"prompt": ["a?", "b?", "c?", "d?"], "answer": answers}), tmp_path / "rows.parquet")
-        loaded = load_file(tmp_path / "rows.parquet")
-        assert [prompt.ground_truth for prompt in loaded.prompts] == ["0.1", "2.5", "3"]
+        listed = pa.ListArray.from_arrays([0, 1, 2, 3, 4], answers)
+        for column in (answers, listed):
+            pq.write_table(pa.table({"prompt": ["a?", "b?", "c?", "d?"], "answer": column}), tmp_path / "rows.parquet")
+            loaded = load_file(tmp_path / "rows.parquet")
+            assert [prompt.ground_truth for prompt in loaded.prompts] == ["0.1", "2.5", "3"]
 
 
 def test_log_and_card_name_columns_that_are_not_read(tmp_path, caplog):

@@ -350,6 +350,9 @@ AT_ONCE = "fails before the first episode: "
 NO_OPTIONS = "does not take environment.options: missing a required argument"
 
 
+largest = max  # which has no signature to read
+
+
 def guessing(weights=None, **measures):
     paths = {name: f"{__name__}:{path}" for name, path in measures.items()}
     scoring = EpisodeScoring(measures=paths, **({"weights": weights} if weights else {}))
@@ -374,6 +377,7 @@ def guessing(weights=None, **measures):
         (guessing(found="words"), "counts found already"),
         (guessing(bad="played"), "asks for environment; a measure may take prompt, completion, answer"),
         (guessing(gone="not_there"), "cannot be imported"),
+        (guessing(bad="largest"), "does not tell its parameters"),
     ],
 )
 def test_an_environment_that_cannot_be_played_or_scored_is_refused(environment, words):

@@ -1,5 +1,6 @@
 """The studies in docs/study: their pages, figures and prose, and README, are what the committed results say."""
 
+import functools
 import re
 from pathlib import Path
 
@@ -29,9 +30,10 @@ def arms_of(header):
     return [text.strip("`").replace("base", "") for text in header if text.startswith("`")]
 
 
-def loaded(design, results_of=None):
+@functools.cache
+def loaded(design):
     study = load_sweep(design)
-    results = read_sweep_results(result_files(study.path, results_of or study.design.name))
+    results = read_sweep_results(result_files(study.path, study.design.name))
     return study, results, find(study, results)
 
 

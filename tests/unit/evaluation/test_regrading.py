@@ -140,6 +140,12 @@ def test_a_file_of_another_system_is_graded(tmp_path: Path, name: str) -> None:
     assert row.by_subject.keys() == ({"Algebra"} if suite == "mine" else set())
 
 
+def test_two_suites_that_would_get_one_name_are_refused(tmp_path):
+    write_rows(tmp_path / "a.parquet", verl(0, 0, source="suite/1"), verl(1, 1, source="suite 1"))
+    with refused("a.parquet, row 2", "'suite 1' and 'suite/1'", "suite_1"):
+        read_responses([tmp_path / "a.parquet"], GradingConfig())
+
+
 def test_the_result_is_found_by_all_that_look_for_evaluations(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     def rows(right: int) -> list[dict]:
         return [verl(n, n if n < right else -1, subject=f"s{n % 2}", source=f"suite/{n % 2}") for n in range(8)]

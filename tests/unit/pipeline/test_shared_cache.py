@@ -11,6 +11,7 @@ from luffy.config import load_experiment
 from luffy.pipeline.experiment import ExperimentRun, StageObserver, open_experiment
 from luffy.pipeline.garbage import Retention, survey
 from luffy.pipeline.manifest import finished_manifest
+from luffy.pipeline.records import list_records
 from luffy.pipeline.workspace import Workspace
 
 
@@ -90,6 +91,19 @@ def test_a_damaged_file_is_named_and_the_stage_made_here(lab, made, caplog):
         run_all(second)
     assert f"{place} is damaged" in caplog.text
     assert [path.name for path in second.workspace.stages.glob("*/.trash-*")] == []
+
+
+def test_a_stage_that_cannot_be_pulled_continues_a_shorter_run_that_is_here(lab, made):
+    second = lab("second")
+    finish_all(lab("second", "rl.steps=1"), steps=1)
+    manifest = second.shared.find("rl", second.identities["rl"].key)
+    second.shared.files.pipe_file(f"{second.shared._folder(manifest)}/model/weights", b"damaged")
+    assert second.plan_node("rl").action == "pull"
+    with pytest.raises(AssertionError, match="a stage would be made"):
+        run_all(second)
+    (record,) = list_records(second.workspace)
+    stage = record.stages["rl"]
+    assert stage.action.startswith("continue ") and stage.reason.startswith("could not be pulled; rl.steps 1 -> ")
 
 
 @pytest.mark.parametrize("path", ["../../outside", "/tmp/outside-of-the-stage"])

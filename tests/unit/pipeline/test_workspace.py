@@ -4,6 +4,7 @@ import errno
 import fcntl
 import json
 import os
+import shutil
 import subprocess
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -272,6 +273,17 @@ def test_what_was_not_committed_can_be_restored(repository, tmp_path):
     assert b"job.py" not in patch and b"rows.parquet" not in patch
     git("add .", "commit -qm second")
     assert "mine" not in uncommitted_changes(repository / "workspace")
+
+
+def test_two_repositories_of_one_name_each_have_a_patch(repository, tmp_path, monkeypatch):
+    code = tmp_path / "code" / "mine"
+    shutil.copytree(repository, code)
+    monkeypatch.setattr(manifests, "_REPOSITORY", code)
+    for folder, line in ((code, "x = 'code'"), (repository, "x = 'here'")):
+        (folder / "a.py").write_text(f"{line}\n")
+    patches = uncommitted_changes(repository / "workspace")
+    assert patches.keys() == {"mine", "mine_2"}
+    assert b"'code'" in patches["mine"] and b"'here'" in patches["mine_2"]
 
 
 RUNS_PROGRAMS = """

@@ -110,7 +110,7 @@ def test_seele_samples_four_rounds_each_where_those_before_say_that_half_succeed
             for place in range(0, 32, 8) if HAS_PREFIX[group.uid] else ():
                 rows = group.trajectories[place : place + 8]
                 (dose,) = {row.start.dose for row in rows if row.start is not None}
-                assert dose == (fitted_dose(tried, config) if tried else 1.0)
+                assert dose == (fitted_dose(tuple(tried), config.target) if tried else 1.0)
                 assert all(_given(row) in num_given(group.uid, dose) for row in rows)
                 tried.append((dose, _success(rows)))
 

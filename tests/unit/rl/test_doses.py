@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from pydantic import TypeAdapter
 from synthetic.trajectories import row_of
 
-from luffy.config.starts import Dose, FitDose, StartConfig, TracePrefix
+from luffy.config.starts import Dose, StartConfig, TracePrefix
 from luffy.rl.doses import Ask, Memory, StartRound, dose_of, fitted_dose, memory_of
 from luffy.rl.group_starts import GroupStart, Texts, open_starts
 from luffy.types import FinishReason, Group, Start
@@ -146,9 +146,6 @@ def test_the_search_for_the_number_of_pieces(successes, num_pieces, bounds, trie
     assert len(group.replaced) == SIZE * len(tried), "every sampled row is kept"
 
 
-FIT = FitDose(kind="fit")
-
-
 @pytest.mark.parametrize(
     ("tried", "expected"),
     [
@@ -162,9 +159,9 @@ FIT = FitDose(kind="fit")
     ],
 )
 def test_a_fitted_dose_by_hand(tried: list[tuple[float, float]], expected: float) -> None:
-    assert fitted_dose(tried, FIT) == pytest.approx(expected, abs=0.05)
+    assert fitted_dose(tuple(tried), 0.5) == pytest.approx(expected, abs=0.05)
     rounds = tuple(StartRound(dose, _rows(dose, round(success * SIZE))) for dose, success in tried)
-    assert asked({"kind": "fit"}, tried=rounds) == fitted_dose(tried, FIT)
+    assert asked({"kind": "fit"}, tried=rounds) == fitted_dose(tuple(tried), 0.5)
 
 
 @given(middle=st.floats(0.2, 0.8), slope=st.floats(4, 20), least=st.floats(0, 0.3), num=st.integers(2, 4))
@@ -174,7 +171,7 @@ def test_a_fitted_dose_meets_the_target_on_the_curve_that_was_tried(middle, slop
     def success(dose: float) -> float:
         return least + (1 - least) / (1 + math.exp(-slope * (dose - middle)))
 
-    found = fitted_dose([(dose, success(dose)) for dose in (middle + 0.2, middle - 0.15, middle, 0.0)[:num]], FIT)
+    found = fitted_dose(tuple((dose, success(dose)) for dose in (middle + 0.2, middle - 0.15, middle, 0.0)[:num]), 0.5)
     assert 0 <= found <= 1 and success(found) == pytest.approx(0.5, abs=0.03)
 
 
