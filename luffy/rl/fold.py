@@ -54,7 +54,7 @@ class Fold(Generic[V]):
     def state(self) -> dict[str, object]:
         return {
             "settled": {name: _plain(value) for name, value in self._settled.items()},
-            "recent": {str(step): [list(event) for event in events] for step, events in self._recent.items()},
+            "recent": {str(step): _plain(events) for step, events in self._recent.items()},
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -63,4 +63,5 @@ class Fold(Generic[V]):
 
 
 def _plain(value: object) -> object:
-    return list(value) if isinstance(value, tuple) else value
+    """As JSON gives it back."""
+    return [_plain(each) for each in value] if isinstance(value, tuple | list) else value

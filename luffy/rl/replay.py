@@ -6,12 +6,13 @@ Replay is that of ExGRPO (arXiv 2510.02245); failed prompts are collected for an
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import astuple, dataclass, field
+from functools import partial
 from hashlib import blake2b
-from typing import Any
+from typing import Any, NamedTuple
 
 from luffy.config.group import ReplayConfig
 from luffy.errors import CheckpointError
+from luffy.rl.fold import Event, Fold
 from luffy.seeds import uniform
 from luffy.types import SAMPLED, Group, Source, Trajectory
 
@@ -26,8 +27,7 @@ ReadGroup = Callable[[int, int], Group | None]
 """Reads the group of a step (from 1) at an index (from 0) as it was observed; None if it is lost."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Success:
+class _Success(NamedTuple):
     """The location of a correct rollout in the journal, and a digest to find equal responses."""
 
     step: int
@@ -36,19 +36,19 @@ class _Success:
     digest: str
 
 
-@dataclass(frozen=True, slots=True)
-class _PromptRecord:
+class _Record(NamedTuple):
     """One prompt in the buffer."""
 
     share_correct: float
-    """Share of correct rows in its last group, the replayed one included, in steps of one row of a full group."""
+    """Share of correct rows in its last group, the replayed one included, in steps of one row of a full group. 1: it
+    was solved, and has left for good."""
     successes: tuple[_Success, ...]
     """Oldest first."""
 
 
-_StepRecord = tuple[float, Sequence[tuple[str, _PromptRecord]]]
-"""The share of correct rollouts in all groups of a step; uid and record of each of its groups with rollouts, in
-order."""
+_NONE = _Record(0.0, ())
+_STARTED = ""
+"""The place in the memory that tells whether recording has started; no prompt has this uid."""
 
 
 def _share_correct(group: Group) -> float:
@@ -61,32 +61,6 @@ def _share_correct(group: Group) -> float:
     rows = [*group.rollouts, *(row for row in group.trajectories if Source.REPLAY in row.source)]
     size = len(rows) + len(group.failed)
     return round(sum(row.is_correct for row in rows) * size / len(rows)) / size
-
-
-@dataclass(slots=True)
-class _Memory:
-    """The content of the buffer after some step."""
-
-    started: bool = False
-    retired: set[str] = field(default_factory=set)
-    prompts: dict[str, _PromptRecord] = field(default_factory=dict)
-
-    def enter(self, step: _StepRecord, config: ReplayConfig) -> None:
-        share_correct, prompts = step
-        was_started, self.started = self.started, self.started or share_correct > config.start_accuracy
-        for uid, seen in prompts:
-            if uid in self.retired:
-                continue
-            if seen.share_correct == 1.0:
-                self.retired.add(uid)
-                self.prompts.pop(uid, None)
-            elif was_started and (uid in self.prompts or seen.successes):
-                earlier = self.prompts[uid].successes if uid in self.prompts else ()
-                latest: dict[str, _Success] = {}
-                for success in (*earlier, *seen.successes):  # of equal responses the last, with its log-probabilities
-                    latest.pop(success.digest, None)
-                    latest[success.digest] = success
-                self.prompts[uid] = _PromptRecord(seen.share_correct, tuple(latest.values())[-MAX_SUCCESSES:])
 
 
 class ReplayBuffer:
@@ -105,31 +79,27 @@ class ReplayBuffer:
     """
 
     def __init__(self, config: ReplayConfig, seed: int, read: ReadGroup, ahead: int = 0) -> None:
-        self._config = config
         self._seed = seed
         self._read = read
-        self._ahead = ahead
-        self._settled = _Memory()
-        """After the last observed step minus `ahead`."""
-        self._recent: dict[int, _StepRecord] = {}
-        """The observed steps after that."""
+        self._fold = Fold(
+            partial(_enter, config.start_accuracy), ahead, lambda record: _Record(record[0], _successes(record[1]))
+        )
+        """Events of a step: the share of correct rollouts in all its groups; uid, share and successes of each of those
+        with rollouts, in order."""
 
     def observe(self, step: int, groups: Sequence[Group]) -> None:
         """Record all groups of a step, before filtering, in order; groups without rollouts are ignored."""
         rollouts = [row for group in groups for row in group.rollouts]
-        share = sum(row.is_correct for row in rollouts) / len(rollouts) if rollouts else 0.0
-        prompts = []
+        events: list[Event] = [(sum(row.is_correct for row in rollouts) / len(rollouts) if rollouts else 0.0,)]
         for index, group in enumerate(groups):
             if group.rollouts:
-                successes = tuple(
+                successes = [
                     _Success(step, index, place, blake2b(repr(row.response_ids).encode(), digest_size=16).hexdigest())
                     for place, row in enumerate(group.trajectories)
                     if row.is_correct and not row.is_off_policy
-                )
-                prompts.append((group.uid, _PromptRecord(_share_correct(group), successes)))
-        self._recent[step] = share, prompts
-        for earlier in [s for s in self._recent if s <= step - self._ahead]:
-            self._settled.enter(self._recent.pop(earlier), self._config)
+                ]
+                events.append((group.uid, _share_correct(group), successes))
+        self._fold.add(step, events)
 
     def sample(self, step: int, count: int) -> dict[str, list[Trajectory]]:
         """Up to `count` prompts for `step`, each with its stored successes, oldest first.
@@ -138,11 +108,11 @@ class ReplayBuffer:
         accuracy, whatever its size, and then one of its prompts uniformly. A pure function of the observed groups.
         Raises CheckpointError when the journal has lost a success.
         """
-        known = self._as_known_to(step).prompts
+        known = self._fold.known_to(step)
         # The uids of the prompts that can be replayed, by accuracy; both in ascending order.
         buckets: dict[float, list[str]] = {}
         for uid, record in sorted(known.items(), key=lambda entry: (entry[1].share_correct, entry[0])):
-            if record.share_correct > 0:
+            if 0 < record.share_correct < 1:
                 buckets.setdefault(record.share_correct, []).append(uid)
         chosen: list[str] = []
         while buckets and len(chosen) < count:
@@ -155,33 +125,17 @@ class ReplayBuffer:
         return {uid: [self._row(success) for success in known[uid].successes] for uid in chosen}
 
     def state(self) -> dict[str, object]:
-        return {
-            "started": self._settled.started,
-            "retired": sorted(self._settled.retired),
-            "prompts": {uid: _written(record) for uid, record in self._settled.prompts.items()},
-            "recent": {
-                str(step): [share, [[uid, _written(seen)] for uid, seen in prompts]]
-                for step, (share, prompts) in self._recent.items()
-            },
-        }
+        return self._fold.state()
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        prompts = {uid: _read_record(record) for uid, record in state["prompts"].items()}
-        self._settled = _Memory(state["started"], set(state["retired"]), prompts)
-        self._recent = {
-            int(step): (share, [(uid, _read_record(record)) for uid, record in prompts])
-            for step, (share, prompts) in state["recent"].items()
-        }
-
-    def _as_known_to(self, step: int) -> _Memory:
-        """The buffer that the plan of `step` sees."""
-        visible = [record for earlier, record in sorted(self._recent.items()) if earlier <= step - 1 - self._ahead]
-        if not visible:
-            return self._settled
-        known = _Memory(self._settled.started, set(self._settled.retired), dict(self._settled.prompts))
-        for record in visible:
-            known.enter(record, self._config)
-        return known
+        if "started" in state:  # as development versions of 0.2.0 wrote it
+            settled = state["prompts"] | dict.fromkeys(state["retired"], _Record(1.0, ()))
+            recent = {
+                step: [(share,), *((uid, *record) for uid, record in groups)]
+                for step, (share, groups) in state["recent"].items()
+            }
+            state = {"settled": settled | ({_STARTED: _NONE} if state["started"] else {}), "recent": recent}
+        self._fold.restore(state)
 
     def _row(self, success: _Success) -> Trajectory:
         group = self._read(success.step, success.group)
@@ -208,13 +162,30 @@ class ReplayBuffer:
         return shares[-1]
 
 
-def _written(record: _PromptRecord) -> list[object]:
-    return [record.share_correct, [list(astuple(success)) for success in record.successes]]
+def _enter(start_accuracy: float, known: dict[str, _Record], step: int, events: Sequence[Event]) -> None:
+    (share_correct,), *groups = events
+    is_recording = _STARTED in known
+    if share_correct > start_accuracy:
+        known[_STARTED] = _NONE
+    for uid, share, found in groups:
+        before = known.get(uid, _NONE)
+        if before.share_correct == 1.0:
+            continue
+        if share == 1.0:
+            known[uid] = _Record(1.0, ())
+        elif is_recording and (uid in known or found):
+            latest: dict[str, _Success] = {}
+            for success in (
+                *before.successes,
+                *_successes(found),
+            ):  # of equal ones the last, with its log-probabilities
+                latest.pop(success.digest, None)
+                latest[success.digest] = success
+            known[uid] = _Record(share, tuple(latest.values())[-MAX_SUCCESSES:])
 
 
-def _read_record(value: Sequence[Any]) -> _PromptRecord:
-    share, successes = value
-    return _PromptRecord(share, tuple(_Success(*success) for success in successes))
+def _successes(values: Sequence[Any]) -> tuple[_Success, ...]:
+    return tuple(_Success(*value) for value in values)
 
 
 class FailedPrompts:

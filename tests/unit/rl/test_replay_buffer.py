@@ -247,3 +247,16 @@ def test_a_failed_group_learns_from_the_traces_of_the_highest_scores(traces, sco
     assert measured == [(traces[place], scores[place]) for place in chosen]
     left = [place for place in range(len(traces)) if place not in chosen]
     assert sorted(row.measures[ANSWER_PROBABILITY] for row in found.replaced[2:]) == sorted(scores[i] for i in left)
+
+
+def test_a_checkpoint_of_a_development_version_is_read() -> None:
+    buffer = Journalled()
+    buffer.steps = {step: [_group("a", 2), _group("b", 8), _group("c", 3)] for step in (1, 2, 3)}
+    old = {
+        "started": True,
+        "retired": ["b"],
+        "prompts": {"a": [0.25, [[1, 0, 0, "x"], [1, 0, 1, "y"]]]},
+        "recent": {"2": [0.5, [["b", [0.5, [[2, 1, 0, "z"]]]], ["c", [0.375, [[2, 2, 1, "w"]]]]]]},
+    }
+    buffer.restore(old)
+    assert buffer.stored(3) == {"a": [10, 11], "c": [11]}
