@@ -46,6 +46,22 @@ FOREIGN_JOB = {
     "RAY_ADDRESS": "10.255.255.1:6379",
     "RAY_JOB_CONFIG_JSON_ENV_VAR": '{"runtime_env": {"working_dir": "gcs://_ray_pkg_0123456789abcdef.zip"}}',
 }
+_NETWORK = "model.architecture={hidden_size: 32, intermediate_size: 64, num_layers: 2, num_heads: 2}"
+# Turns that are answered, as rollouts and as traces: a game, and calls of a calculator.
+EPISODES = {
+    "guess_number": (
+        "data.train={kind: guess_number, num_prompts: 24, high: 7, max_turns: 3}",
+        "data.corpus={kind: guess_number, num_prompts: 512, high: 7, player: random, max_turns: 3}",
+        "data.suites={games: {kind: guess_number, num_prompts: 8, high: 7, max_turns: 3}}",
+        "environment.limits={max_turns: 3, max_turn_tokens: 8}",
+    ),
+    "tools": (
+        "data.train.num_prompts=24",
+        "data.corpus.num_prompts=2048",
+        *(f"data.suites.{suite}.num_prompts=8" for suite in ("in_distribution", "more_calls", "without_tool")),
+        "environment.limits={max_turns: 3, max_turn_tokens: 24}",
+    ),
+}
 _AVX2 = {"ATEN_CPU_CAPABILITY": "avx2", "MKL_CBWR": "AVX2", "ONEDNN_MAX_CPU_ISA": "AVX2"}
 METRICS = ("actor/loss", "actor/grad_norm", "reward/mean", "rollout/response_length_mean", "rollout/logp_gap_mean")
 CPU = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").is_file() else ""
@@ -54,7 +70,8 @@ CPU = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").is_file() else 
 def kind_of_machine() -> str:
     """What the bits may depend on beside the code."""
     vendor = re.search(r"vendor_id\s*: (\S+)", CPU)
-    return f"{vendor[1] if vendor else platform.machine()}, torch {torch.__version__}"
+    matrices = " with AMX" if "amx_tile" in CPU else ""  # which vLLM's kernels use
+    return f"{vendor[1] if vendor else platform.machine()}{matrices}, torch {torch.__version__}"
 
 
 def outputs(name: str, overrides: Sequence[str], workspace: Path) -> Mapping[str, str]:
@@ -94,9 +111,9 @@ def outputs_of_methods(folder: Path) -> Mapping[str, str]:
 def _make_methods(folder: Path) -> dict[str, str]:
     from reference.taught_presets import SUPERVISED
     from support.methods import experiment, make_easy, run_rl, taught
-    from support.stages import run_stage
+    from support.stages import CONFIGS, WEIGHTS, run_stage, upstream_of
 
-    from luffy.config import available_presets
+    from luffy.config import available_presets, load_experiment
 
     torch.set_num_threads(1)
     make_easy(folder)
@@ -108,6 +125,16 @@ def _make_methods(folder: Path) -> dict[str, str]:
         else:
             run_stage(experiment(method, "sft.epochs=1"), "sft", out, inputs)
         found[f"{kind} {method}"] = _digest((out / "model" / "model.safetensors").read_bytes())
+    for name, overrides in EPISODES.items():
+        small = (_NETWORK, "base={steps: 40, batch_size: 32}", "rl={steps: 2, prompts_per_step: 4}", "chain=rl")
+        answering = "difficulty={num_samples: 2, max_pass_rate: 1.0}"
+        config = load_experiment(CONFIGS / f"{name}.yaml", [*overrides, *small, answering])
+        upstream = upstream_of(config, folder / name)
+        for stage, file in (("difficulty", "pass_rates.parquet"), ("rl", WEIGHTS)):
+            run_stage(config, stage, folder / name / stage, upstream)
+            made = folder / name / stage / file
+            content = made.read_bytes() if stage == "rl" else pandas.read_parquet(made).to_json(orient="records")
+            found[f"{stage} of episodes: {name}"] = _digest(content)
     answered = {
         "sample": ("sampled.parquet", "chain=expert_iteration", "sample.num_samples=2", "method=sft"),
         "difficulty": ("pass_rates.parquet", "difficulty={num_samples: 2, max_pass_rate: 1.0}"),
