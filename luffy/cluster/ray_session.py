@@ -61,6 +61,8 @@ def _start(config: RayConfig, num_actors: int) -> None:
     """Start a cluster on this machine."""
     # Where a Ray job runs luffy, this names files in the storage of that job's cluster.
     os.environ.pop("RAY_JOB_CONFIG_JSON_ENV_VAR", None)
+    # Ray's own 15 would leave ranks and engines hardly any time beside whatever else computes on this machine.
+    os.environ.setdefault("RAY_worker_niceness", "0")
     explained = _failing_with(lambda text: ClusterError(f"Ray did not start on this machine: {text}"))
     with explained, _sigterm_blocked():
         ray.init(
