@@ -29,18 +29,18 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import NamedTuple
 
 import psutil
 import torch
+from gpu_update import qwen2
 from measuring import ROOT
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
-from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM, TrainerCallback
+from transformers import PreTrainedTokenizerFast, Qwen2ForCausalLM, TrainerCallback
 
 from luffy.cluster.local import open_cluster
 from luffy.config import load_experiment
@@ -60,30 +60,24 @@ END = 1
 """Token id of the end of sequence; 0 is padding."""
 
 
-@dataclass(frozen=True)
-class Size:
+class Size(NamedTuple):
     """A model and its rollouts. The vocabulary decides how early a random model ends its responses."""
 
-    vocabulary: int
-    hidden_size: int
-    intermediate_size: int
-    layers: int
-    heads: int
+    shape: tuple[int, int, int, int, int, int]
+    """Vocabulary, hidden and intermediate size, layers, heads, heads of keys and values."""
     prompts: int
     prompt_tokens: int
     response_tokens: int
-    trl_batches: tuple[int, ...]
+    trl_batches: tuple[int, ...] = ()
     """Values of TRL's `per_device_train_batch_size` to try; the fastest counts."""
-    kv_heads: int | None = None
-    """None: as many as heads."""
 
 
 SIZES = {
-    "14m": Size(512, 384, 1024, 8, 6, 16, 48, 600, (8, 16, 32, 128)),
-    "arithmetic": Size(79, 96, 256, 3, 4, 16, 24, 80, (16, 32, 64, 128)),
-    "small": Size(79, 96, 256, 3, 4, 2, 24, 40, (8, 16)),
-    "0.5B": Size(151_936, 896, 4864, 24, 14, 32, 256, 1024, (), kv_heads=2),
-    "tiny": Size(512, 64, 128, 2, 2, 2, 16, 24, (), kv_heads=1),
+    "14m": Size((512, 384, 1024, 8, 6, 6), 16, 48, 600, (8, 16, 32, 128)),
+    "arithmetic": Size((79, 96, 256, 3, 4, 4), 16, 24, 80, (16, 32, 64, 128)),
+    "small": Size((79, 96, 256, 3, 4, 4), 2, 24, 40, (8, 16)),
+    "0.5B": Size((151_936, 896, 4864, 24, 14, 2), 32, 256, 1024),
+    "tiny": Size((512, 64, 128, 2, 2, 1), 2, 16, 24),
 }
 PROCESSES = 2
 """Of a variant with several."""
@@ -107,7 +101,7 @@ COLOCATED = ExecutionConfig(
 
 
 def tokenizer_of(size: Size) -> PreTrainedTokenizerFast:
-    words = {"<pad>": 0, "<end>": END} | {f"w{i}": i for i in range(2, size.vocabulary)}
+    words = {"<pad>": 0, "<end>": END} | {f"w{i}": i for i in range(2, size.shape[0])}
     tokenizer = Tokenizer(WordLevel(words, unk_token="<pad>"))
     tokenizer.pre_tokenizer = WhitespaceSplit()
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="<pad>", eos_token="<end>")
@@ -116,7 +110,7 @@ def tokenizer_of(size: Size) -> PreTrainedTokenizerFast:
 def prompts_of(size: Size, steps: int) -> list[tuple[int, ...]]:
     generator = torch.Generator().manual_seed(0)
     shape = (size.prompts * steps, size.prompt_tokens)
-    return [tuple(row) for row in torch.randint(2, size.vocabulary, shape, generator=generator).tolist()]
+    return [tuple(row) for row in torch.randint(2, size.shape[0], shape, generator=generator).tolist()]
 
 
 def save_model(size: Size, folder: Path, dtype: torch.dtype) -> None:
@@ -124,12 +118,7 @@ def save_model(size: Size, folder: Path, dtype: torch.dtype) -> None:
     if (folder / "tokenizer.json").exists():
         return
     torch.manual_seed(0)
-    config = Qwen2Config(
-        vocab_size=size.vocabulary, hidden_size=size.hidden_size, intermediate_size=size.intermediate_size,
-        num_hidden_layers=size.layers, num_attention_heads=size.heads,
-        num_key_value_heads=size.kv_heads or size.heads, max_position_embeddings=2048, tie_word_embeddings=True,
-        eos_token_id=END, pad_token_id=0,
-    )  # fmt: skip
+    config = qwen2(*size.shape, max_position_embeddings=2048, eos_token_id=END, pad_token_id=0)
     Qwen2ForCausalLM(config).to(dtype).save_pretrained(folder)
     tokenizer_of(size).save_pretrained(folder)
 

@@ -31,37 +31,34 @@ from luffy.types import FinishReason, Outcome, Source, TrainBatch, Trajectory
 
 EXPERIMENT = Path(__file__).resolve().parents[2] / "exp_configs" / "luffy_qwen2.5_math_1.5b.yaml"
 PROMPT_TOKENS, RESPONSE_TOKENS = 256, 1792
+SIZES = ("vocab_size", "hidden_size", "intermediate_size")
+SIZES += ("num_hidden_layers", "num_attention_heads", "num_key_value_heads")
+
+
+def qwen2(*sizes: int, **more: object) -> Qwen2Config:
+    """A Qwen2 of these sizes, in the order of `SIZES`, whose embedding of tokens also predicts them."""
+    return Qwen2Config(**dict(zip(SIZES, sizes, strict=True)), tie_word_embeddings=True, **more)
+
+
 SHAPES = {
-    "tiny": Qwen2Config(vocab_size=1000, hidden_size=64, intermediate_size=128, num_hidden_layers=2,
-                        num_attention_heads=2, num_key_value_heads=1, tie_word_embeddings=True),
-    "0.5B": Qwen2Config(vocab_size=151_936, hidden_size=896, intermediate_size=4864, num_hidden_layers=24,
-                        num_attention_heads=14, num_key_value_heads=2, tie_word_embeddings=True),
-    "1.5B": Qwen2Config(vocab_size=151_936, hidden_size=1536, intermediate_size=8960, num_hidden_layers=28,
-                        num_attention_heads=12, num_key_value_heads=2, tie_word_embeddings=True),
-}  # fmt: skip
-DEFAULT = ("execution.packing=null", "execution.compile=null")
-"""Of a stage that is long enough to be compiled."""
-PACKED, CHECKPOINTING = "execution.packing=true", "execution.gradient_checkpointing=true"
+    "tiny": qwen2(1000, 64, 128, 2, 2, 1),
+    "0.5B": qwen2(151_936, 896, 4864, 24, 14, 2),
+    "1.5B": qwen2(151_936, 1536, 8960, 28, 12, 2),
+}
+ROWS = {"tiny": 8, "0.5B": 64, "1.5B": 32}
+MICRO_BATCHES = {"tiny": 4096, "0.5B": 16_384, "1.5B": 8192}
+"""In tokens."""
 TOKENS = "execution.micro_batch_tokens={}".format
-LAYOUTS: dict[str, dict[str, tuple[str, ...]]] = {
-    "tiny": {"padded": (TOKENS(4096),), "packed": (TOKENS(4096), PACKED), "default": (TOKENS(4096), *DEFAULT)},
-    "0.5B": {
-        "default": (TOKENS(16_384), *DEFAULT),
-        "padded": (TOKENS(16_384),),
-        "packed": (TOKENS(16_384), PACKED),
-        "packed, compiled": (TOKENS(16_384), PACKED, "execution.compile=true"),
-        "packed, checkpointing": (TOKENS(16_384), PACKED, CHECKPOINTING),
-        "packed, checkpointing, ZeRO 3": (TOKENS(16_384), PACKED, CHECKPOINTING, "execution.zero_stage=3"),
-        "packed, optimizer offloaded": (TOKENS(16_384), PACKED, "execution.offload_optimizer=true"),
-    },
-    "1.5B": {
-        "default": (TOKENS(8192), *DEFAULT),
-        "padded": (TOKENS(8192),),
-        "packed": (TOKENS(8192), PACKED),
-        "packed, compiled": (TOKENS(8192), PACKED, "execution.compile=true"),
-        "packed, checkpointing": (TOKENS(8192), PACKED, CHECKPOINTING),
-        "packed, checkpointing, 32,768 tokens": (TOKENS(32_768), PACKED, CHECKPOINTING),
-    },
+PACKED, CHECKPOINTING = "execution.packing=true", "execution.gradient_checkpointing=true"
+LAYOUTS: dict[str, tuple[str, ...]] = {
+    "default": ("execution.packing=null", "execution.compile=null"),  # of a stage that is long enough to be compiled
+    "padded": (),
+    "packed": (PACKED,),
+    "packed, compiled": (PACKED, "execution.compile=true"),
+    "packed, checkpointing": (PACKED, CHECKPOINTING),
+    "packed, checkpointing, ZeRO 3": (PACKED, CHECKPOINTING, "execution.zero_stage=3"),
+    "packed, checkpointing, 32,768 tokens": (PACKED, CHECKPOINTING, TOKENS(32_768)),
+    "packed, optimizer offloaded": (PACKED, "execution.offload_optimizer=true"),
 }
 
 
@@ -138,14 +135,14 @@ def main() -> None:
     print(f"{gpu}, torch {torch.__version__}", flush=True)
     for asked in sys.argv[1:] or [name for name in SHAPES if name != "tiny"]:
         shape, _, only = asked.partition("/")
-        num_rows = 8 if shape == "tiny" else 64 if shape == "0.5B" else 32
-        for name in [only] if only else LAYOUTS[shape]:
+        for name in [only] if only else LAYOUTS:
             gc.collect()  # the policy of the layout before
             if torch.cuda.is_available():
                 torch.cuda.empty_cache()
-            label = f"{shape}, {num_rows} rows, {name}"
+            label = f"{shape}, {ROWS[shape]} rows, {name}"
             try:
-                found = measure(shape, LAYOUTS[shape][name], batch(SHAPES[shape], num_rows))
+                layout = (TOKENS(MICRO_BATCHES[shape]), *LAYOUTS[name])
+                found = measure(shape, layout, batch(SHAPES[shape], ROWS[shape]))
                 speed = f"{found['seconds']:.2f} s an update, {found['tokens'] / found['seconds']:,.0f} tokens/s"
                 mfu = f", MFU {found['flops'] / found['seconds'] / peak:.1%}" if peak else ""
                 ratio = f" (ratio {found['estimate'] / found['peak']:.2f})" if found["peak"] else ""
