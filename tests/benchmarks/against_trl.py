@@ -27,10 +27,12 @@ import sys
 import tempfile
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from importlib.metadata import version
 from pathlib import Path
+from statistics import fmean
 from typing import NamedTuple
 
 import psutil
@@ -203,7 +205,9 @@ def luffy_steps(size: Size, folder: Path, model: Path, steps: int, variant: str)
                 say(f"step {step}: {found['perf/weights_sending_s']:.2f} s of {weights:.2f} for sending weights")
             tokens = sum(len(row.response_ids) for group in outcome.groups for row in group.trajectories)
             gaps = found["rollout/logp_gap_mean"], found["rollout/logp_gap_max"]
-            yield Step(waited - weights, weights, found["perf/step_s"] - waited, tokens, *gaps, cpu)
+            done = Step(waited - weights, weights, found["perf/step_s"] - waited, tokens, *gaps, cpu)
+            say(f"luffy's step {step}: {done}")
+            yield done
 
 
 def trl_steps(size: Size, folder: Path, model: Path, steps: int, variant: str) -> Iterator[Step]:
@@ -223,9 +227,7 @@ def trl_steps(size: Size, folder: Path, model: Path, steps: int, variant: str) -
         vllm_enable_sleep_mode=on_gpu,
     )  # fmt: skip
     texts = [" ".join(f"w{token}" for token in ids) for ids in prompts_of(size, steps)]
-    generation: list[float] = []
-    weights: list[float] = []
-    tokens: list[int] = []
+    spent: dict[str, float] = defaultdict(float)
     steps_done: list[Step] = []
 
     class Clock(TrainerCallback):
@@ -235,26 +237,25 @@ def trl_steps(size: Size, folder: Path, model: Path, steps: int, variant: str) -
         def on_step_end(self, *_: object, **__: object) -> None:
             if on_gpu:
                 torch.cuda.synchronize()
-            wall, drawn, sent = time.perf_counter() - self.began, sum(generation), sum(weights)
+            wall, drawn, sent = time.perf_counter() - self.began, spent["generation"], spent["weights"]
             metrics = trainer._metrics["train"]
             gaps = (metrics[f"sampling/sampling_logp_difference/{kind}"] for kind in ("mean", "max"))
             found = [gap[-1] if gap else math.nan for gap in gaps]
             cpu = time.process_time() - self.cpu_began
-            steps_done.append(Step(drawn - sent, sent, wall - drawn, sum(tokens) * number, *found, cpu))
+            steps_done.append(Step(drawn - sent, sent, wall - drawn, spent["tokens"] * number, *found, cpu))
             say(f"TRL's step {len(steps_done)}: {steps_done[-1]}")
-            for column in (generation, weights, tokens):
-                column.clear()
+            spent.clear()
 
     def length_reward(completions: list[str], **_: object) -> list[float]:
         return [len(text) / 1000 for text in completions]
 
-    def timed(call: Callable[..., object], seconds: list[float]) -> Callable[..., object]:
+    def timed(call: Callable[..., object], part: str) -> Callable[..., object]:
         def timing(*given: object, **named: object) -> object:
             began = time.perf_counter()
             found = call(*given, **named)
-            seconds.append(time.perf_counter() - began)
+            spent[part] += time.perf_counter() - began
             if isinstance(found, tuple):
-                tokens.append(sum(map(len, found[1])))
+                spent["tokens"] += sum(map(len, found[1]))
             return found
 
         return timing
@@ -264,11 +265,11 @@ def trl_steps(size: Size, folder: Path, model: Path, steps: int, variant: str) -
         reward_funcs=length_reward, args=arguments, train_dataset=Dataset.from_dict({"prompt": texts}),
         processing_class=PreTrainedTokenizerFast.from_pretrained(model), callbacks=[Clock()],
     )  # fmt: skip
-    trainer._generate = timed(trainer._generate, generation)
+    trainer._generate = timed(trainer._generate, "generation")
     if engine:
         # vLLM's CPU build repacks its weights, and TRL then cannot replace them.
         sync = trainer.vllm_generation.sync_weights if on_gpu else lambda: None
-        trainer.vllm_generation.sync_weights = timed(sync, weights)
+        trainer.vllm_generation.sync_weights = timed(sync, "weights")
     say("started")
     trainer.train()
     yield from steps_done
@@ -283,13 +284,8 @@ def measure(system: str, size: str, steps: int, variant: str, kept: Path | None 
         model = folder / "model" if kept is None else kept / f"{size}-{dtype}"
         save_model(SIZES[size], model, dtype)
         echo(folder)
-        found = []
-        for step in (trl_steps if system == "trl" else luffy_steps)(SIZES[size], folder, model, steps + 1, variant):
-            found.append(step)
-            if system == "luffy":
-                say(f"luffy's step {len(found)}: {step}")
-    counted = found[1:]
-    return Step(*(sum(column) / len(counted) for column in zip(*counted, strict=True)))
+        _, *counted = (trl_steps if system == "trl" else luffy_steps)(SIZES[size], folder, model, steps + 1, variant)
+    return Step(*map(fmean, zip(*counted, strict=True)))
 
 
 def main() -> None:

@@ -30,6 +30,7 @@ from luffy.training.update_metrics import peak_flops
 from luffy.types import FinishReason, Outcome, Source, TrainBatch, Trajectory
 
 EXPERIMENT = Path(__file__).resolve().parents[2] / "exp_configs" / "luffy_qwen2.5_math_1.5b.yaml"
+HAS_GPU = torch.cuda.is_available()
 PROMPT_TOKENS, RESPONSE_TOKENS = 256, 1792
 SIZES = ("vocab_size", "hidden_size", "intermediate_size")
 SIZES += ("num_hidden_layers", "num_attention_heads", "num_key_value_heads")
@@ -83,11 +84,6 @@ def batch(config: Qwen2Config, num_rows: int, shortest: int = RESPONSE_TOKENS //
     return replace(made, logp_old_BT=made.logp_behavior_BT.nan_to_num())
 
 
-def synchronize() -> None:
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
-
-
 def measure(shape: str, layout: tuple[str, ...], rows: TrainBatch) -> dict[str, float]:
     """Seconds of an update, its tokens and operations, and GiB of memory: estimated, and torch's peak."""
     config = load_experiment(
@@ -99,23 +95,21 @@ def measure(shape: str, layout: tuple[str, ...], rows: TrainBatch) -> dict[str, 
             *layout,
         ],
     )
-    assert config.rl is not None and config.objective is not None
-    known = from_model_config(SHAPES[shape].to_dict())
-    assert known is not None
-    trainer = next(gpu for gpu in estimate_memory(known, config, None) if gpu.name == "trainer GPU")
+    estimates = estimate_memory(from_model_config(SHAPES[shape].to_dict()), config, None)
+    trainer = next(gpu for gpu in estimates if gpu.name == "trainer GPU")
 
     with torch.device(device()):
         model = Qwen2ForCausalLM._from_config(SHAPES[shape], dtype=torch.bfloat16)
     policy = Policy(model, config.rl.optimizer, config.execution, "bfloat16", config.rl.temperature)
-    assert policy.flops is not None
-    if torch.cuda.is_available():
+    if HAS_GPU:
         torch.cuda.reset_peak_memory_stats()  # making random weights is no part of an update
     objective = objective_at(config.objective.terms, 1, 10, config.rl.max_response_tokens)
     took = []
     for _ in range(5):
         began = time.perf_counter()
         policy.update(rows, objective, config.rl.optimizer.lr)
-        synchronize()
+        if HAS_GPU:
+            torch.cuda.synchronize()
         took.append(time.perf_counter() - began)
     lengths = rows.row_lengths
     return {
@@ -123,21 +117,21 @@ def measure(shape: str, layout: tuple[str, ...], rows: TrainBatch) -> dict[str, 
         "tokens": float(sum(lengths)),
         "flops": policy.flops.training(lengths, rows.num_scored),
         "estimate": trainer.total_gib - trainer.gib("process"),
-        "peak": torch.cuda.max_memory_allocated() / GIB if torch.cuda.is_available() else 0.0,
+        "peak": torch.cuda.max_memory_allocated() / GIB if HAS_GPU else 0.0,
     }
 
 
 def main() -> None:
     """One line for each layout of each shape, as soon as it is measured."""
     init_process_group()
-    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else "no GPU"
+    gpu = torch.cuda.get_device_name() if HAS_GPU else "no GPU"
     peak = peak_flops(gpu)
     print(f"{gpu}, torch {torch.__version__}", flush=True)
     for asked in sys.argv[1:] or [name for name in SHAPES if name != "tiny"]:
         shape, _, only = asked.partition("/")
         for name in [only] if only else LAYOUTS:
             gc.collect()  # the policy of the layout before
-            if torch.cuda.is_available():
+            if HAS_GPU:
                 torch.cuda.empty_cache()
             label = f"{shape}, {ROWS[shape]} rows, {name}"
             try:

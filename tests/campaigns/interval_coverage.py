@@ -55,11 +55,6 @@ class Cell(NamedTuple):
     width: float
 
 
-def alike(rng: np.random.Generator, mean: float, shape: tuple[int, int]) -> Array:
-    """All problems are equally hard."""
-    return np.full(shape, mean)
-
-
 def beta(correlation: float) -> Draw:
     """Chances are Beta distributed; `correlation` is that of two responses to one problem."""
     total = 1 / correlation - 1
@@ -78,7 +73,7 @@ def two_kinds(low: float, high: float) -> Draw:
 
 
 SHAPES: dict[str, Draw] = {
-    "alike": alike,
+    "alike": lambda rng, mean, shape: np.full(shape, mean),  # all problems are equally hard
     "beta .05": beta(0.05),
     "beta .2": beta(0.2),
     "beta .5": beta(0.5),
@@ -111,13 +106,8 @@ def many_samples(num_problems: int, repetitions: int) -> Iterator[Cell]:
             for row in np.flatnonzero(((share_RP == 0) | (share_RP == 1)).all(axis=1)):
                 interval = verdict_interval(round(share_RP[row].sum()), num_problems, CONFIDENCE)
                 low_R[row], high_R[row] = interval.low, interval.high
-            coverage = float(((low_R <= accuracy) & (accuracy <= high_R)).mean())
-            width = float((high_R - low_R).mean())
-            yield Cell("accuracy", num_problems, NUM_SAMPLES, shape, accuracy, 0.0, coverage, width)
-
-
-def both_alike(rng: np.random.Generator, mean: float, gain: float, shape: tuple[int, int]) -> Bounds:
-    return np.full(shape, mean), np.full(shape, mean + gain)
+            held, width = ((low_R <= accuracy) & (accuracy <= high_R)).mean(), (high_R - low_R).mean()
+            yield Cell("accuracy", num_problems, NUM_SAMPLES, shape, accuracy, 0.0, held, width)
 
 
 def shifted(correlation: float, rng: np.random.Generator, mean: float, gain: float, shape: tuple[int, int]) -> Bounds:
@@ -133,7 +123,7 @@ def some_changed(rng: np.random.Generator, mean: float, gain: float, shape: tupl
 
 
 PAIRS: dict[str, Callable[[np.random.Generator, float, float, tuple[int, int]], Bounds]] = {
-    "alike": both_alike,
+    "alike": lambda rng, mean, gain, shape: (np.full(shape, mean), np.full(shape, mean + gain)),
     "beta .2": partial(shifted, 0.2),
     "beta .8": partial(shifted, 0.8),
     "one in five": some_changed,
@@ -149,9 +139,8 @@ def differences(num_problems: int, num_samples: int, repetitions: int) -> Iterat
                 first, second = draw(rng, accuracy, gain, (repetitions, num_problems))
                 drawn = (rng.binomial(num_samples, second) - rng.binomial(num_samples, first)) / num_samples
                 low_R, high_R = _paired(drawn, num_samples)
-                coverage = float(((low_R <= gain + 1e-6) & (gain - 1e-6 <= high_R)).mean())
-                width = float((high_R - low_R).mean())
-                yield Cell("difference", num_problems, num_samples, shape, accuracy, gain, coverage, width)
+                held, width = ((low_R <= gain + 1e-6) & (gain - 1e-6 <= high_R)).mean(), (high_R - low_R).mean()
+                yield Cell("difference", num_problems, num_samples, shape, accuracy, gain, held, width)
 
 
 def _paired(difference_RP: Array, num_samples: int) -> Bounds:

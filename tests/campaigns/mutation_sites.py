@@ -22,8 +22,9 @@ _ARITHMETIC = {
     ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Div, ast.Div: ast.Mult, ast.FloorDiv: ast.Mult,
     ast.Mod: ast.FloorDiv, ast.Pow: ast.Mult, ast.BitAnd: ast.BitOr, ast.BitOr: ast.BitAnd,
 }  # fmt: skip
-_NAMES = {"min": "max", "max": "min", "any": "all", "all": "any", "sum": "mean", "mean": "sum"}
-_TENSOR_NAMES = {"amin": "amax", "amax": "amin", "minimum": "maximum", "maximum": "minimum"}
+_BUILT_IN = {"min": "max", "max": "min", "any": "all", "all": "any"}
+_PAIRS = (("sum", "mean"), ("amin", "amax"), ("minimum", "maximum"))
+_NAMES = {**_BUILT_IN, **dict(_PAIRS), **{other: name for name, other in _PAIRS}}
 _DELETED = (ast.Raise, ast.AugAssign, ast.Break, ast.Continue)
 _SKIPPED_FIELDS = {"annotation", "returns", "decorator_list", "type_params", "bases"}
 _LOGS = {"logger", "logging", "warnings"}
@@ -168,10 +169,10 @@ def _changed_calls(call: ast.Call) -> Changes:
     is_method = isinstance(function, ast.Attribute) and not (
         isinstance(function.value, ast.Name) and function.value.id in ("torch", "np", "F")
     )
-    other = _TENSOR_NAMES.get(name) or _NAMES.get(name)
+    other = _NAMES.get(name)
     if isinstance(function, ast.Attribute) and other:
         yield f"{name}/{other}", _with(call, func=_with(function, attr=other))
-    elif isinstance(function, ast.Name) and name in ("min", "max", "any", "all"):
+    elif isinstance(function, ast.Name) and name in _BUILT_IN:
         yield f"{name}/{other}", _with(call, func=_with(function, id=other))
     if is_method and name in ("detach", "clamp", "clip"):
         yield name, function.value

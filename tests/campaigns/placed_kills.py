@@ -36,7 +36,7 @@ import time
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -66,7 +66,6 @@ from support.stages import ROOT, opened
 from synthetic.endpoint import CHAT, Endpoint, Reply, by_seed, completion
 
 SMOKE = str(ROOT / "exp_configs" / "smoke.yaml")
-_DEFERRING = ("base", "sft", "rl", "evaluate", "sweep", "difficulty", "sample")
 _SWEPT = (2, 4)
 _KEPT = "execution.checkpoint.keep=9"
 _REVERSING = "kind: arithmetic, num_operations: [1], operations: {reverse: 1}"
@@ -117,7 +116,6 @@ MOMENTS: tuple[Moment, ...] = get_args(Moment)
 _KILLS: tuple[Moment, ...] = ("before", "after")
 _TAKES_SPACE: tuple[Call, ...] = ("open", "write", "mkdir", "link")
 _CONTROL, _ROOT = "PLACED_KILLS_CONTROL", "PLACED_KILLS_ROOT"
-_SOURCE = Path(__file__).with_name("fault_shim.c")
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,8 +179,8 @@ def load_shim(folder: Path, root: Path, log: Path) -> Shim:
     if os.environ.get(_ROOT) != str(root):
         folder.mkdir(parents=True, exist_ok=True)
         control.write_bytes(bytes(mmap.PAGESIZE))
-        build = ["gcc", "-O2", "-shared", "-fPIC", "-Wall", "-o", str(library), str(_SOURCE), "-ldl"]
-        subprocess.run(build, check=True)
+        source = Path(__file__).with_name("fault_shim.c")
+        subprocess.run(["gcc", "-O2", "-shared", "-fPIC", "-Wall", "-o", library, source, "-ldl"], check=True)
         loaded = {"LD_PRELOAD": str(library), _CONTROL: str(control), _ROOT: str(root)}
         os.execve(sys.executable, [sys.executable, *sys.argv], {**os.environ, **loaded})
     return Shim(control, log)
@@ -200,8 +198,7 @@ def place_faults(counts: Mapping[Call, int], number: int, *, full: bool = False)
     for index, (call, count) in enumerate(sorted(waiting.items(), key=lambda item: item[1])):
         share = max(1, left // (len(waiting) - index))
         moments: tuple[Moment, ...] = ("full",) if full else (*_KILLS, "half") if call == "write" else _KILLS
-        spots = [(place, moment) for place in range(1, count + 1) for moment in moments]
-        chosen = min(share, len(spots))
+        chosen = min(share, count * len(moments))
         # A stride that is no multiple of the number of moments would favour one; the turn decides instead.
         for turn in range(chosen):
             place = 1 + (turn * count + count // 2) // chosen if count > 1 else 1
@@ -220,7 +217,6 @@ class StageSubject:
     shim: Shim
     endpoint: Endpoint | None = None
     """The one that it asks; no answer may be paid for twice, but for those that were under way at the kill."""
-    events: EventReader = field(init=False)
 
     def __post_init__(self) -> None:
         self.stage = _STAGE_OF.get(self.kind, self.kind)
@@ -228,7 +224,7 @@ class StageSubject:
         plan = self.experiment.plan_node(next(node.name for node in self.experiment.nodes if node.stage == self.stage))
         self.directory, self.root = plan.directory, self.experiment.workspace.root
         write_job(self.directory / JOB_FILE, self.experiment.job(plan))  # where servers listen may be new
-        self.job, self.expected = (self.directory / JOB_FILE).read_bytes(), promised_of(self.directory)
+        self.expected = promised_of(self.directory)
         self.finished = self.shim.log.parent / f"finished_{self.kind}"
         shutil.rmtree(self.finished, ignore_errors=True)
         shutil.copytree(self.directory, self.finished, symlinks=True)
@@ -240,7 +236,7 @@ class StageSubject:
             (self.directory / METRICS_FILE).unlink()
         else:
             self.directory.mkdir(parents=True)
-            (self.directory / JOB_FILE).write_bytes(self.job)
+            shutil.copy(self.finished / JOB_FILE, self.directory)
         if self.endpoint is not None:
             self.endpoint.asked.clear()
 
@@ -267,11 +263,10 @@ class StageSubject:
         found = differences(promised_of(self.directory), self.expected)
         found += [f"left: {name}/" for name in manifest.scratch if (self.directory / name).exists()]
         found += [f"left: {path.relative_to(self.directory)}" for path in left if path not in collected]
-        bodies = [json.dumps(body, sort_keys=True) for _, body in self.endpoint.asked] if self.endpoint else []
-        twice = Counter[str]()
-        for body, number in Counter(bodies).items():
-            twice[json.loads(body)["model"]] += number - 1
-        paid_again = [(model, number) for model, number in twice.items() if number > _AT_ONCE]
+        asked = [body for _, body in self.endpoint.asked] if self.endpoint else []
+        distinct = {json.dumps(body, sort_keys=True): body["model"] for body in asked}
+        again = Counter(body["model"] for body in asked) - Counter(distinct.values())
+        paid_again = [(model, number) for model, number in again.items() if number > _AT_ONCE]
         return found + [f"{model}: {number} answers were paid for again" for model, number in paid_again]
 
     def has_repeated(self, found: str) -> bool:
@@ -299,7 +294,6 @@ class RunSubject:
         made = [self.experiment.plan_node(node.name).directory for node in self.experiment.nodes]
         kept = [path for path in _finished(self.root) if path in made or path.parent.name not in self.missing]
         self.expected = {directory: promised_of(directory) for directory in kept}
-        self.traces: dict[Path, int] = {}
 
     def reset(self) -> None:
         for stage in self.missing:
@@ -392,8 +386,10 @@ def prepare_subjects(roots: Path, kinds: Sequence[str], shim: Shim) -> Iterator[
         importlib.import_module(name)  # once, and not in every fork
     plain = _plain(roots / "plain")
     for kind in kinds:
-        if kind in COMMANDS:
-            yield _of_command(kind, plain, shim, roots)
+        if kind == "gc":
+            yield _collecting(roots / "gc", shim)  # without the results of the grid and the comparison
+        elif kind in ("luffy_run", "grid", "compare"):
+            yield _of_command(kind, plain, shim)
         elif kind.endswith("_paid"):
             yield (_evaluated if kind == "evaluate_paid" else _taught)(roots / "paying", shim)
         elif kind in ("difficulty", "sample", "sample_taught"):
@@ -409,14 +405,16 @@ def _plain(root: Path) -> Experiment:
     return open_experiment(load_experiment(SMOKE, [_KEPT]), Workspace(root), sweep_steps=_SWEPT)
 
 
-def _of_command(kind: str, plain: Experiment, shim: Shim, roots: Path) -> Subject:
-    if kind == "gc":
-        plain = _plain(roots / "gc")  # without the results of the grid and the comparison
-        shutil.rmtree(plain.workspace.root / "runs", ignore_errors=True)
+def _collecting(root: Path, shim: Shim) -> GcSubject:
+    experiment = _plain(root)
+    make_chain(experiment, shim)
+    shutil.rmtree(root / "runs", ignore_errors=True)
+    shim.run(lambda: run_chain(experiment), root)
+    return GcSubject("gc", experiment, shim)
+
+
+def _of_command(kind: str, plain: Experiment, shim: Shim) -> RunSubject:
     make_chain(plain, shim)
-    if kind == "gc":
-        shim.run(lambda: run_chain(plain), plain.workspace.root)
-        return GcSubject(kind, plain, shim)
     if kind == "luffy_run":
         return RunSubject(kind, plain, shim, ["run", SMOKE, _KEPT], ("report",))
     file = shim.log.with_name(f"{kind}.yaml")
@@ -455,7 +453,7 @@ def run_stage(stage: str, directory: Path) -> int:
     """The stage program in this process."""
     module = importlib.import_module(f"luffy.stages.{stage}")
     arguments = ["--config", str(directory / JOB_FILE), "--out", str(directory)]
-    return run_program(stage, module.run, arguments, defers_stop_requests=stage in _DEFERRING)
+    return run_program(stage, module.run, arguments, defers_stop_requests=stage not in ("prepare_data", "report"))
 
 
 def run_chain(experiment: Experiment) -> int:
@@ -613,8 +611,7 @@ def main() -> int:
     parser.add_argument("--full", action="store_true", help="the disk fills up, instead of kills")
     parser.add_argument("--sample", type=int, metavar="N", help="only so many of the faults, drawn by --seed")
     parser.add_argument("--seed", type=int, default=0)
-    csv_help = "a row for each fault; an existing one is continued"
-    parser.add_argument("--csv", type=Path, default=Path("placed_kills.csv"), help=csv_help)
+    parser.add_argument("--csv", type=Path, default=Path("placed_kills.csv"), help="an existing one is continued")
     options = parser.parse_args()
     chosen = options.only or [kind for kind in KINDS if not options.fault or kind in dict(options.fault)]
     kinds = [kind for kind in KINDS if kind in chosen]

@@ -39,7 +39,6 @@ from luffy.processes import die_with
 from luffy.tracking.metrics import METRICS_FILE, without_times
 
 ROOT = Path(__file__).resolve().parents[2]
-CONFIG = "exp_configs/arithmetic.yaml"
 CSV = "random_kills.csv"
 COLUMNS = ["chain", "attempt", "victim", "at_s", "stage", "exit_code", "to_end_s", "equal", "problems"]
 Victim = Literal["flow", "stage", "server"]
@@ -300,10 +299,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("overrides", nargs="*", metavar="key.path=value")
     parser.add_argument("--workspace", type=Path, required=True, help="for all its workspaces, and its own record")
-    parser.add_argument("--config", default=CONFIG)
+    parser.add_argument("--config", default="exp_configs/arithmetic.yaml")
     parser.add_argument("--kills", type=int, default=100)
     parser.add_argument("--mean-s", type=float, default=35.0, help="mean time to a kill")
-    parser.add_argument("--patience-s", type=float, default=3600.0, help="for a run that nothing kills")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     folder = options.workspace.resolve()
@@ -320,7 +318,7 @@ def main() -> int:
         while not any(attempt.exit_code == 0 for attempt in attempts):
             generator = Random(f"{options.seed} {number} {len(attempts)}")
             planned = islice(draws(generator, options.mean_s), options.kills - len(rows + own))
-            attempt = disturb(pipeline, planned, options.patience_s)
+            attempt = disturb(pipeline, planned)
             show(number, attempt, len(rows + own))
             attempts.append(attempt)
             where = {"chain": number, "attempt": len(attempts), "problems": "; ".join(attempt.problems)}

@@ -29,7 +29,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -131,7 +131,6 @@ def run_part(name: str, part: Part, limit_s: float, cache: Path, report: Report)
     pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "errors": "replace"}
 
     def read(process: subprocess.Popen[str]) -> None:
-        assert process.stdout is not None
         for raw in process.stdout:
             text = raw.rstrip()
             is_result = bool(text) and bool(re.search(part.shown, text)) and not re.search(UNFINISHED, text)
@@ -167,19 +166,15 @@ def _environment(cache: Path) -> dict[str, str]:
 
 def end_marked(mark: str) -> None:
     """Kill every process with this mark until none is left, or none that can be killed."""
-    deadline = time.monotonic() + KILL_WAIT_S
-    while (found := list(_marked(mark))) and time.monotonic() < deadline:
-        for process in found:
-            with suppress(psutil.NoSuchProcess):
-                process.kill()
+    deadline, found = time.monotonic() + KILL_WAIT_S, [psutil.Process()]
+    while found and time.monotonic() < deadline:
+        found = []
+        for process in psutil.process_iter():
+            with suppress(psutil.Error, OSError):
+                if process.status() != psutil.STATUS_ZOMBIE and process.environ().get(MARK) == mark:
+                    process.kill()
+                    found.append(process)
         psutil.wait_procs(found, timeout=2)
-
-
-def _marked(mark: str) -> Iterator[psutil.Process]:
-    for process in psutil.process_iter():
-        with suppress(psutil.Error, OSError):
-            if process.status() != psutil.STATUS_ZOMBIE and process.environ().get(MARK) == mark:
-                yield process
 
 
 def gpu_mib() -> int:
