@@ -27,20 +27,22 @@ import sys
 import tempfile
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
+from statistics import fmean
 from typing import NamedTuple
 
 import psutil
 import torch
+from gpu_update import qwen2
 from measuring import ROOT
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
-from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM, TrainerCallback
+from transformers import PreTrainedTokenizerFast, Qwen2ForCausalLM, TrainerCallback
 
 from luffy.cluster.local import open_cluster
 from luffy.config import load_experiment
@@ -60,30 +62,24 @@ END = 1
 """Token id of the end of sequence; 0 is padding."""
 
 
-@dataclass(frozen=True)
-class Size:
+class Size(NamedTuple):
     """A model and its rollouts. The vocabulary decides how early a random model ends its responses."""
 
-    vocabulary: int
-    hidden_size: int
-    intermediate_size: int
-    layers: int
-    heads: int
+    shape: tuple[int, int, int, int, int, int]
+    """Vocabulary, hidden and intermediate size, layers, heads, heads of keys and values."""
     prompts: int
     prompt_tokens: int
     response_tokens: int
-    trl_batches: tuple[int, ...]
+    trl_batches: tuple[int, ...] = ()
     """Values of TRL's `per_device_train_batch_size` to try; the fastest counts."""
-    kv_heads: int | None = None
-    """None: as many as heads."""
 
 
 SIZES = {
-    "14m": Size(512, 384, 1024, 8, 6, 16, 48, 600, (8, 16, 32, 128)),
-    "arithmetic": Size(79, 96, 256, 3, 4, 16, 24, 80, (16, 32, 64, 128)),
-    "small": Size(79, 96, 256, 3, 4, 2, 24, 40, (8, 16)),
-    "0.5B": Size(151_936, 896, 4864, 24, 14, 32, 256, 1024, (), kv_heads=2),
-    "tiny": Size(512, 64, 128, 2, 2, 2, 16, 24, (), kv_heads=1),
+    "14m": Size((512, 384, 1024, 8, 6, 6), 16, 48, 600, (8, 16, 32, 128)),
+    "arithmetic": Size((79, 96, 256, 3, 4, 4), 16, 24, 80, (16, 32, 64, 128)),
+    "small": Size((79, 96, 256, 3, 4, 4), 2, 24, 40, (8, 16)),
+    "0.5B": Size((151_936, 896, 4864, 24, 14, 2), 32, 256, 1024),
+    "tiny": Size((512, 64, 128, 2, 2, 1), 2, 16, 24),
 }
 PROCESSES = 2
 """Of a variant with several."""
@@ -107,7 +103,7 @@ COLOCATED = ExecutionConfig(
 
 
 def tokenizer_of(size: Size) -> PreTrainedTokenizerFast:
-    words = {"<pad>": 0, "<end>": END} | {f"w{i}": i for i in range(2, size.vocabulary)}
+    words = {"<pad>": 0, "<end>": END} | {f"w{i}": i for i in range(2, size.shape[0])}
     tokenizer = Tokenizer(WordLevel(words, unk_token="<pad>"))
     tokenizer.pre_tokenizer = WhitespaceSplit()
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="<pad>", eos_token="<end>")
@@ -116,7 +112,7 @@ def tokenizer_of(size: Size) -> PreTrainedTokenizerFast:
 def prompts_of(size: Size, steps: int) -> list[tuple[int, ...]]:
     generator = torch.Generator().manual_seed(0)
     shape = (size.prompts * steps, size.prompt_tokens)
-    return [tuple(row) for row in torch.randint(2, size.vocabulary, shape, generator=generator).tolist()]
+    return [tuple(row) for row in torch.randint(2, size.shape[0], shape, generator=generator).tolist()]
 
 
 def save_model(size: Size, folder: Path, dtype: torch.dtype) -> None:
@@ -124,12 +120,7 @@ def save_model(size: Size, folder: Path, dtype: torch.dtype) -> None:
     if (folder / "tokenizer.json").exists():
         return
     torch.manual_seed(0)
-    config = Qwen2Config(
-        vocab_size=size.vocabulary, hidden_size=size.hidden_size, intermediate_size=size.intermediate_size,
-        num_hidden_layers=size.layers, num_attention_heads=size.heads,
-        num_key_value_heads=size.kv_heads or size.heads, max_position_embeddings=2048, tie_word_embeddings=True,
-        eos_token_id=END, pad_token_id=0,
-    )  # fmt: skip
+    config = qwen2(*size.shape, max_position_embeddings=2048, eos_token_id=END, pad_token_id=0)
     Qwen2ForCausalLM(config).to(dtype).save_pretrained(folder)
     tokenizer_of(size).save_pretrained(folder)
 
@@ -214,7 +205,9 @@ def luffy_steps(size: Size, folder: Path, model: Path, steps: int, variant: str)
                 say(f"step {step}: {found['perf/weights_sending_s']:.2f} s of {weights:.2f} for sending weights")
             tokens = sum(len(row.response_ids) for group in outcome.groups for row in group.trajectories)
             gaps = found["rollout/logp_gap_mean"], found["rollout/logp_gap_max"]
-            yield Step(waited - weights, weights, found["perf/step_s"] - waited, tokens, *gaps, cpu)
+            done = Step(waited - weights, weights, found["perf/step_s"] - waited, tokens, *gaps, cpu)
+            say(f"luffy's step {step}: {done}")
+            yield done
 
 
 def trl_steps(size: Size, folder: Path, model: Path, steps: int, variant: str) -> Iterator[Step]:
@@ -234,9 +227,7 @@ def trl_steps(size: Size, folder: Path, model: Path, steps: int, variant: str) -
         vllm_enable_sleep_mode=on_gpu,
     )  # fmt: skip
     texts = [" ".join(f"w{token}" for token in ids) for ids in prompts_of(size, steps)]
-    generation: list[float] = []
-    weights: list[float] = []
-    tokens: list[int] = []
+    spent: dict[str, float] = defaultdict(float)
     steps_done: list[Step] = []
 
     class Clock(TrainerCallback):
@@ -246,26 +237,25 @@ def trl_steps(size: Size, folder: Path, model: Path, steps: int, variant: str) -
         def on_step_end(self, *_: object, **__: object) -> None:
             if on_gpu:
                 torch.cuda.synchronize()
-            wall, drawn, sent = time.perf_counter() - self.began, sum(generation), sum(weights)
+            wall, drawn, sent = time.perf_counter() - self.began, spent["generation"], spent["weights"]
             metrics = trainer._metrics["train"]
             gaps = (metrics[f"sampling/sampling_logp_difference/{kind}"] for kind in ("mean", "max"))
             found = [gap[-1] if gap else math.nan for gap in gaps]
             cpu = time.process_time() - self.cpu_began
-            steps_done.append(Step(drawn - sent, sent, wall - drawn, sum(tokens) * number, *found, cpu))
+            steps_done.append(Step(drawn - sent, sent, wall - drawn, spent["tokens"] * number, *found, cpu))
             say(f"TRL's step {len(steps_done)}: {steps_done[-1]}")
-            for column in (generation, weights, tokens):
-                column.clear()
+            spent.clear()
 
     def length_reward(completions: list[str], **_: object) -> list[float]:
         return [len(text) / 1000 for text in completions]
 
-    def timed(call: Callable[..., object], seconds: list[float]) -> Callable[..., object]:
+    def timed(call: Callable[..., object], part: str) -> Callable[..., object]:
         def timing(*given: object, **named: object) -> object:
             began = time.perf_counter()
             found = call(*given, **named)
-            seconds.append(time.perf_counter() - began)
+            spent[part] += time.perf_counter() - began
             if isinstance(found, tuple):
-                tokens.append(sum(map(len, found[1])))
+                spent["tokens"] += sum(map(len, found[1]))
             return found
 
         return timing
@@ -275,11 +265,11 @@ def trl_steps(size: Size, folder: Path, model: Path, steps: int, variant: str) -
         reward_funcs=length_reward, args=arguments, train_dataset=Dataset.from_dict({"prompt": texts}),
         processing_class=PreTrainedTokenizerFast.from_pretrained(model), callbacks=[Clock()],
     )  # fmt: skip
-    trainer._generate = timed(trainer._generate, generation)
+    trainer._generate = timed(trainer._generate, "generation")
     if engine:
         # vLLM's CPU build repacks its weights, and TRL then cannot replace them.
         sync = trainer.vllm_generation.sync_weights if on_gpu else lambda: None
-        trainer.vllm_generation.sync_weights = timed(sync, weights)
+        trainer.vllm_generation.sync_weights = timed(sync, "weights")
     say("started")
     trainer.train()
     yield from steps_done
@@ -294,13 +284,8 @@ def measure(system: str, size: str, steps: int, variant: str, kept: Path | None 
         model = folder / "model" if kept is None else kept / f"{size}-{dtype}"
         save_model(SIZES[size], model, dtype)
         echo(folder)
-        found = []
-        for step in (trl_steps if system == "trl" else luffy_steps)(SIZES[size], folder, model, steps + 1, variant):
-            found.append(step)
-            if system == "luffy":
-                say(f"luffy's step {len(found)}: {step}")
-    counted = found[1:]
-    return Step(*(sum(column) / len(counted) for column in zip(*counted, strict=True)))
+        _, *counted = (trl_steps if system == "trl" else luffy_steps)(SIZES[size], folder, model, steps + 1, variant)
+    return Step(*map(fmean, zip(*counted, strict=True)))
 
 
 def main() -> None:

@@ -16,6 +16,7 @@ import argparse
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from statistics import fmean
 
@@ -70,16 +71,9 @@ def main() -> None:
     parser.add_argument("--at-once", type=int, default=1, help="runs side by side")
     parser.add_argument("--workspace", type=Path, default=ROOT / "workspace" / "first_result")
     options = parser.parse_args()
-    pool = ThreadPoolExecutor(options.at_once)
-    jobs = [
-        pool.submit(result_of, options.experiment, seed, rounding, options.workspace)
-        for seed in options.seeds
-        for rounding in options.roundings
-    ]
-    try:
-        results = [job.result() for job in jobs]
-    finally:
-        pool.shutdown(cancel_futures=True)
+    jobs = product([options.experiment], options.seeds, options.roundings, [options.workspace])
+    with ThreadPoolExecutor(options.at_once) as pool:  # where one fails, `map` cancels those that have not begun
+        results = list(pool.map(lambda job: result_of(*job), jobs))
     for suite in results[0].accuracies:
         scores = [[result.accuracies[suite][name] for name in CHECKPOINTS] for result in results]
         rows = [(result.name, *(f"{each:.1f}" for each in row)) for result, row in zip(results, scores, strict=True)]

@@ -30,38 +30,36 @@ from luffy.training.update_metrics import peak_flops
 from luffy.types import FinishReason, Outcome, Source, TrainBatch, Trajectory
 
 EXPERIMENT = Path(__file__).resolve().parents[2] / "exp_configs" / "luffy_qwen2.5_math_1.5b.yaml"
+HAS_GPU = torch.cuda.is_available()
 PROMPT_TOKENS, RESPONSE_TOKENS = 256, 1792
+SIZES = ("vocab_size", "hidden_size", "intermediate_size")
+SIZES += ("num_hidden_layers", "num_attention_heads", "num_key_value_heads")
+
+
+def qwen2(*sizes: int, **more: object) -> Qwen2Config:
+    """A Qwen2 of these sizes, in the order of `SIZES`, whose embedding of tokens also predicts them."""
+    return Qwen2Config(**dict(zip(SIZES, sizes, strict=True)), tie_word_embeddings=True, **more)
+
+
 SHAPES = {
-    "tiny": Qwen2Config(vocab_size=1000, hidden_size=64, intermediate_size=128, num_hidden_layers=2,
-                        num_attention_heads=2, num_key_value_heads=1, tie_word_embeddings=True),
-    "0.5B": Qwen2Config(vocab_size=151_936, hidden_size=896, intermediate_size=4864, num_hidden_layers=24,
-                        num_attention_heads=14, num_key_value_heads=2, tie_word_embeddings=True),
-    "1.5B": Qwen2Config(vocab_size=151_936, hidden_size=1536, intermediate_size=8960, num_hidden_layers=28,
-                        num_attention_heads=12, num_key_value_heads=2, tie_word_embeddings=True),
-}  # fmt: skip
-DEFAULT = ("execution.packing=null", "execution.compile=null")
-"""Of a stage that is long enough to be compiled."""
-PACKED, CHECKPOINTING = "execution.packing=true", "execution.gradient_checkpointing=true"
+    "tiny": qwen2(1000, 64, 128, 2, 2, 1),
+    "0.5B": qwen2(151_936, 896, 4864, 24, 14, 2),
+    "1.5B": qwen2(151_936, 1536, 8960, 28, 12, 2),
+}
+ROWS = {"tiny": 8, "0.5B": 64, "1.5B": 32}
+MICRO_BATCHES = {"tiny": 4096, "0.5B": 16_384, "1.5B": 8192}
+"""In tokens."""
 TOKENS = "execution.micro_batch_tokens={}".format
-LAYOUTS: dict[str, dict[str, tuple[str, ...]]] = {
-    "tiny": {"padded": (TOKENS(4096),), "packed": (TOKENS(4096), PACKED), "default": (TOKENS(4096), *DEFAULT)},
-    "0.5B": {
-        "default": (TOKENS(16_384), *DEFAULT),
-        "padded": (TOKENS(16_384),),
-        "packed": (TOKENS(16_384), PACKED),
-        "packed, compiled": (TOKENS(16_384), PACKED, "execution.compile=true"),
-        "packed, checkpointing": (TOKENS(16_384), PACKED, CHECKPOINTING),
-        "packed, checkpointing, ZeRO 3": (TOKENS(16_384), PACKED, CHECKPOINTING, "execution.zero_stage=3"),
-        "packed, optimizer offloaded": (TOKENS(16_384), PACKED, "execution.offload_optimizer=true"),
-    },
-    "1.5B": {
-        "default": (TOKENS(8192), *DEFAULT),
-        "padded": (TOKENS(8192),),
-        "packed": (TOKENS(8192), PACKED),
-        "packed, compiled": (TOKENS(8192), PACKED, "execution.compile=true"),
-        "packed, checkpointing": (TOKENS(8192), PACKED, CHECKPOINTING),
-        "packed, checkpointing, 32,768 tokens": (TOKENS(32_768), PACKED, CHECKPOINTING),
-    },
+PACKED, CHECKPOINTING = "execution.packing=true", "execution.gradient_checkpointing=true"
+LAYOUTS: dict[str, tuple[str, ...]] = {
+    "default": ("execution.packing=null", "execution.compile=null"),  # of a stage that is long enough to be compiled
+    "padded": (),
+    "packed": (PACKED,),
+    "packed, compiled": (PACKED, "execution.compile=true"),
+    "packed, checkpointing": (PACKED, CHECKPOINTING),
+    "packed, checkpointing, ZeRO 3": (PACKED, CHECKPOINTING, "execution.zero_stage=3"),
+    "packed, checkpointing, 32,768 tokens": (PACKED, CHECKPOINTING, TOKENS(32_768)),
+    "packed, optimizer offloaded": (PACKED, "execution.offload_optimizer=true"),
 }
 
 
@@ -86,11 +84,6 @@ def batch(config: Qwen2Config, num_rows: int, shortest: int = RESPONSE_TOKENS //
     return replace(made, logp_old_BT=made.logp_behavior_BT.nan_to_num())
 
 
-def synchronize() -> None:
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
-
-
 def measure(shape: str, layout: tuple[str, ...], rows: TrainBatch) -> dict[str, float]:
     """Seconds of an update, its tokens and operations, and GiB of memory: estimated, and torch's peak."""
     config = load_experiment(
@@ -102,23 +95,21 @@ def measure(shape: str, layout: tuple[str, ...], rows: TrainBatch) -> dict[str, 
             *layout,
         ],
     )
-    assert config.rl is not None and config.objective is not None
-    known = from_model_config(SHAPES[shape].to_dict())
-    assert known is not None
-    trainer = next(gpu for gpu in estimate_memory(known, config, None) if gpu.name == "trainer GPU")
+    estimates = estimate_memory(from_model_config(SHAPES[shape].to_dict()), config, None)
+    trainer = next(gpu for gpu in estimates if gpu.name == "trainer GPU")
 
     with torch.device(device()):
         model = Qwen2ForCausalLM._from_config(SHAPES[shape], dtype=torch.bfloat16)
     policy = Policy(model, config.rl.optimizer, config.execution, "bfloat16", config.rl.temperature)
-    assert policy.flops is not None
-    if torch.cuda.is_available():
+    if HAS_GPU:
         torch.cuda.reset_peak_memory_stats()  # making random weights is no part of an update
     objective = objective_at(config.objective.terms, 1, 10, config.rl.max_response_tokens)
     took = []
     for _ in range(5):
         began = time.perf_counter()
         policy.update(rows, objective, config.rl.optimizer.lr)
-        synchronize()
+        if HAS_GPU:
+            torch.cuda.synchronize()
         took.append(time.perf_counter() - began)
     lengths = rows.row_lengths
     return {
@@ -126,26 +117,26 @@ def measure(shape: str, layout: tuple[str, ...], rows: TrainBatch) -> dict[str, 
         "tokens": float(sum(lengths)),
         "flops": policy.flops.training(lengths, rows.num_scored),
         "estimate": trainer.total_gib - trainer.gib("process"),
-        "peak": torch.cuda.max_memory_allocated() / GIB if torch.cuda.is_available() else 0.0,
+        "peak": torch.cuda.max_memory_allocated() / GIB if HAS_GPU else 0.0,
     }
 
 
 def main() -> None:
     """One line for each layout of each shape, as soon as it is measured."""
     init_process_group()
-    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else "no GPU"
+    gpu = torch.cuda.get_device_name() if HAS_GPU else "no GPU"
     peak = peak_flops(gpu)
     print(f"{gpu}, torch {torch.__version__}", flush=True)
     for asked in sys.argv[1:] or [name for name in SHAPES if name != "tiny"]:
         shape, _, only = asked.partition("/")
-        num_rows = 8 if shape == "tiny" else 64 if shape == "0.5B" else 32
-        for name in [only] if only else LAYOUTS[shape]:
+        for name in [only] if only else LAYOUTS:
             gc.collect()  # the policy of the layout before
-            if torch.cuda.is_available():
+            if HAS_GPU:
                 torch.cuda.empty_cache()
-            label = f"{shape}, {num_rows} rows, {name}"
+            label = f"{shape}, {ROWS[shape]} rows, {name}"
             try:
-                found = measure(shape, LAYOUTS[shape][name], batch(SHAPES[shape], num_rows))
+                layout = (TOKENS(MICRO_BATCHES[shape]), *LAYOUTS[name])
+                found = measure(shape, layout, batch(SHAPES[shape], ROWS[shape]))
                 speed = f"{found['seconds']:.2f} s an update, {found['tokens'] / found['seconds']:,.0f} tokens/s"
                 mfu = f", MFU {found['flops'] / found['seconds'] / peak:.1%}" if peak else ""
                 ratio = f" (ratio {found['estimate'] / found['peak']:.2f})" if found["peak"] else ""

@@ -16,6 +16,7 @@ import sys
 from collections.abc import Callable, Mapping
 
 import numpy as np
+from scipy.special import expit
 
 from luffy.statistics.over_seeds import seeded_accuracy, seeded_difference
 
@@ -52,13 +53,6 @@ SHAPES: Mapping[str, Shape] = {
 """What a base adds to both arms, and to the effect."""
 
 
-def chances(shape: str, level: tuple[float, float], rng: Generator, bases: int, problem_P: Array) -> Array:
-    """Chance of a right answer by arm, base and problem."""
-    both_B, effect_B = SHAPES[shape](rng, bases)
-    start_BP = level[0] + both_B[:, None] + problem_P
-    return 1 / (1 + np.exp(-np.stack([start_BP, start_BP + level[1] + effect_B[:, None]])))
-
-
 def bootstrap(difference_BP: Array, rng: Generator, draws: int = 400) -> tuple[float, float]:
     bases, problems = difference_BP.shape
     base_DB, weight_DP = (
@@ -71,12 +65,14 @@ def bootstrap(difference_BP: Array, rng: Generator, draws: int = 400) -> tuple[f
 def cell(shape: str, level: str, bases: int, repetitions: int, rng: Generator) -> list[str]:
     """The row of one cell."""
     # One problem for each base: the mean over all pairs is the same.
-    both, effect = SHAPES[shape](rng, _MANY)
-    start = LEVELS[level][0] + both + rng.standard_normal(_MANY)
-    first, second = (float((1 / (1 + np.exp(-each))).mean()) for each in (start, start + LEVELS[level][1] + effect))
+    (base, gain), (both, effect) = LEVELS[level], SHAPES[shape](rng, _MANY)
+    start = base + both + rng.standard_normal(_MANY)
+    first, second = (float(expit(each).mean()) for each in (start, start + gain + effect))
     held, width = np.zeros(3), 0.0
     for number in range(repetitions):
-        chance_ABP = chances(shape, LEVELS[level], rng, bases, rng.standard_normal(PROBLEMS))
+        problem_P, (both_B, effect_B) = rng.standard_normal(PROBLEMS), SHAPES[shape](rng, bases)
+        start_BP = base + both_B[:, None] + problem_P
+        chance_ABP = expit(np.stack([start_BP, start_BP + gain + effect_B[:, None]]))
         right_ABP = (rng.random(chance_ABP.shape) < chance_ABP).astype(int)
         found = seeded_difference(*right_ABP.tolist(), 1, CONFIDENCE).difference
         held[0] += found.low <= second - first <= found.high

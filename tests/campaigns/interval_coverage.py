@@ -1,7 +1,7 @@
 """How often do the intervals of an accuracy, and of a difference, hold the truth?
 
 Run: nice -n 19 python tests/campaigns/interval_coverage.py --csv tests/campaigns/interval_coverage.csv
-     [--repetitions 4000] [--problems 30 50 100 200 500] [--exact-only]
+     [--repetitions 4000] [--problems 30 50 100 200 500]
 
 The truth is the accuracy over all problems of a kind, of which a set of n is drawn. Problems differ by a distribution
 of their chance of being solved (`SHAPES`), all of the same mean. With one response a problem only the mean matters and
@@ -13,14 +13,14 @@ all cells.
 """
 
 import argparse
-import csv
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
 from functools import cache, partial
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
+import pandas as pd
 from scipy.stats import binom
 
 from luffy.statistics.accuracy import paired_difference
@@ -42,8 +42,7 @@ Bounds = tuple[Array, Array]
 Draw = Callable[[np.random.Generator, float, tuple[int, int]], Array]
 
 
-@dataclass(frozen=True)
-class Cell:
+class Cell(NamedTuple):
     """Coverage in one place of the grid."""
 
     what: str
@@ -54,15 +53,6 @@ class Cell:
     gain: float
     coverage: float
     width: float
-
-    @property
-    def is_outside(self) -> bool:
-        return not LOWEST <= self.coverage <= HIGHEST
-
-
-def alike(rng: np.random.Generator, mean: float, shape: tuple[int, int]) -> Array:
-    """All problems are equally hard."""
-    return np.full(shape, mean)
 
 
 def beta(correlation: float) -> Draw:
@@ -83,7 +73,7 @@ def two_kinds(low: float, high: float) -> Draw:
 
 
 SHAPES: dict[str, Draw] = {
-    "alike": alike,
+    "alike": lambda rng, mean, shape: np.full(shape, mean),  # all problems are equally hard
     "beta .05": beta(0.05),
     "beta .2": beta(0.2),
     "beta .5": beta(0.5),
@@ -116,13 +106,8 @@ def many_samples(num_problems: int, repetitions: int) -> Iterator[Cell]:
             for row in np.flatnonzero(((share_RP == 0) | (share_RP == 1)).all(axis=1)):
                 interval = verdict_interval(round(share_RP[row].sum()), num_problems, CONFIDENCE)
                 low_R[row], high_R[row] = interval.low, interval.high
-            coverage = float(((low_R <= accuracy) & (accuracy <= high_R)).mean())
-            width = float((high_R - low_R).mean())
-            yield Cell("accuracy", num_problems, NUM_SAMPLES, shape, accuracy, 0.0, coverage, width)
-
-
-def both_alike(rng: np.random.Generator, mean: float, gain: float, shape: tuple[int, int]) -> Bounds:
-    return np.full(shape, mean), np.full(shape, mean + gain)
+            held, width = ((low_R <= accuracy) & (accuracy <= high_R)).mean(), (high_R - low_R).mean()
+            yield Cell("accuracy", num_problems, NUM_SAMPLES, shape, accuracy, 0.0, held, width)
 
 
 def shifted(correlation: float, rng: np.random.Generator, mean: float, gain: float, shape: tuple[int, int]) -> Bounds:
@@ -138,7 +123,7 @@ def some_changed(rng: np.random.Generator, mean: float, gain: float, shape: tupl
 
 
 PAIRS: dict[str, Callable[[np.random.Generator, float, float, tuple[int, int]], Bounds]] = {
-    "alike": both_alike,
+    "alike": lambda rng, mean, gain, shape: (np.full(shape, mean), np.full(shape, mean + gain)),
     "beta .2": partial(shifted, 0.2),
     "beta .8": partial(shifted, 0.8),
     "one in five": some_changed,
@@ -154,9 +139,8 @@ def differences(num_problems: int, num_samples: int, repetitions: int) -> Iterat
                 first, second = draw(rng, accuracy, gain, (repetitions, num_problems))
                 drawn = (rng.binomial(num_samples, second) - rng.binomial(num_samples, first)) / num_samples
                 low_R, high_R = _paired(drawn, num_samples)
-                coverage = float(((low_R <= gain + 1e-6) & (gain - 1e-6 <= high_R)).mean())
-                width = float((high_R - low_R).mean())
-                yield Cell("difference", num_problems, num_samples, shape, accuracy, gain, coverage, width)
+                held, width = ((low_R <= gain + 1e-6) & (gain - 1e-6 <= high_R)).mean(), (high_R - low_R).mean()
+                yield Cell("difference", num_problems, num_samples, shape, accuracy, gain, held, width)
 
 
 def _paired(difference_RP: Array, num_samples: int) -> Bounds:
@@ -180,43 +164,27 @@ def _resamples(num_problems: int) -> Array:
     return (drawn / num_problems).astype(np.float32).T
 
 
-def summary(cells: Sequence[Cell], what: str, samples: int) -> str:
+def summary(cells: pd.DataFrame) -> str:
     """A Markdown table: a row a number of problems, a column a shape."""
-    rows = [cell for cell in cells if (cell.what, cell.samples) == (what, samples)]
-    shapes = list(dict.fromkeys(cell.shape for cell in rows))
-    lines = [f"| problems | {' | '.join(shapes)} |", "|---" * (1 + len(shapes)) + "|"]
-    for problems in dict.fromkeys(cell.problems for cell in rows):
-        own = [cell for cell in rows if cell.problems == problems]
-        texts = [_range([cell for cell in own if cell.shape == shape]) for shape in shapes]
-        lines.append(f"| {problems} | {' | '.join(texts)} |")
-    return "\n".join(lines)
+    grid = cells.groupby(["problems", "shape"], sort=False).apply(_range).unstack(sort=False)
+    lines = [f"| problems | {' | '.join(grid.columns)} |", "|---" * (1 + len(grid.columns)) + "|"]
+    return "\n".join([*lines, *(f"| {n} | {' | '.join(texts)} |" for n, *texts in grid.itertuples())])
 
 
-def outside(cells: Iterable[Cell]) -> str:
+def _range(cells: pd.DataFrame) -> str:
+    found, num_outside = 100 * cells["coverage"], sum(~cells["coverage"].between(LOWEST, HIGHEST))
+    return f"{found.min():.1f} to {found.max():.1f}" + (f" ({num_outside})" if num_outside else "")
+
+
+def outside(cells: pd.DataFrame) -> str:
     """Where the interval of an accuracy is beyond 93 to 97 %, and that of a difference below 93 %."""
+    is_above = (cells["what"] == "accuracy") & (cells["coverage"] > HIGHEST)
     return "\n".join(
         f"- {cell.what}, {cell.problems} problems x {cell.samples}, {cell.shape}, accuracy {cell.accuracy:g}"
         + (f", gain {cell.gain:g}" if cell.what == "difference" else "")
         + f": {100 * cell.coverage:.1f} %"
-        for cell in cells
-        if cell.is_outside and (cell.what == "accuracy" or cell.coverage < LOWEST)
+        for cell in cells[is_above | (cells["coverage"] < LOWEST)].itertuples()
     )
-
-
-def _range(cells: Sequence[Cell]) -> str:
-    found = [100 * cell.coverage for cell in cells]
-    num_outside = sum(cell.is_outside for cell in cells)
-    return f"{min(found):.1f} to {max(found):.1f}" + (f" ({num_outside})" if num_outside else "")
-
-
-def write_csv(path: Path, cells: Iterable[Cell]) -> None:
-    """A line for each cell."""
-    with path.open("w", newline="") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(("what", "problems", "samples", "shape", "accuracy", "gain", "coverage", "mean width"))
-        for cell in cells:
-            place = (cell.what, cell.problems, cell.samples, cell.shape, cell.accuracy, cell.gain)
-            writer.writerow((*place, f"{cell.coverage:.4f}", f"{cell.width:.4f}"))
 
 
 def main() -> None:
@@ -224,23 +192,23 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--problems", nargs="+", type=int, default=[30, 50, 100, 200, 500])
     parser.add_argument("--repetitions", type=int, default=4000)
-    parser.add_argument("--exact-only", action="store_true", help="one response a problem, nothing simulated")
     parser.add_argument("--csv", type=Path)
     options = parser.parse_args()
-    cells: list[Cell] = []
+    found: list[Cell] = []
     for problems in options.problems:
-        cells += one_sample(problems)
-        if options.exact_only:
-            continue
-        cells += many_samples(problems, options.repetitions)
+        found += one_sample(problems)
+        found += many_samples(problems, options.repetitions)
         for samples in (1, NUM_SAMPLES):
-            cells += differences(problems, samples, options.repetitions // OTHERS)
+            found += differences(problems, samples, options.repetitions // OTHERS)
         print(f"{problems} problems: done", file=sys.stderr, flush=True)
-    for what, samples in dict.fromkeys((cell.what, cell.samples) for cell in cells):
-        print(f"\n{what}, {samples} a problem\n\n{summary(cells, what, samples)}")
+    cells = pd.DataFrame(found)
+    for (what, samples), own in cells.groupby(["what", "samples"], sort=False):
+        print(f"\n{what}, {samples} a problem\n\n{summary(own)}")
     print(f"\noutside\n\n{outside(cells)}")
     if options.csv:
-        write_csv(options.csv, cells)
+        digits = {name: cells[name].map("{:.4f}".format) for name in ("coverage", "width")}
+        table = cells.assign(**digits).rename(columns={"width": "mean width"})
+        table.to_csv(options.csv, index=False, lineterminator="\n")
 
 
 if __name__ == "__main__":

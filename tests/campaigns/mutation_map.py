@@ -68,12 +68,8 @@ def forked(folder: Path, work: Callable[[], int], **plan: Any) -> int:
         log = os.open(folder / "log", os.O_WRONLY | os.O_CREAT)
         os.dup2(log, 1)
         os.dup2(log, 2)
-        variables = {
-            "MUTATED": folder / "plan",
-            "PYTHONPATH": HOOK,
-            "HYPOTHESIS_STORAGE_DIRECTORY": folder / "examples",
-        }
-        os.environ.update({name: str(value) for name, value in variables.items()})
+        os.environ.update({"MUTATED": str(folder / "plan"), "PYTHONPATH": str(HOOK)})
+        os.environ["HYPOTHESIS_STORAGE_DIRECTORY"] = str(folder / "examples")
         sys.path.insert(0, str(ROOT))  # as `python -m pytest` has it
         if "preset" in plan:
             forget_luffy()
@@ -236,9 +232,8 @@ class Map:
     def has_all(self, room: str) -> bool:
         """Whether the map has the room's own unit tests."""
         mapped = {test.partition("::")[0] for test in self.cost}
-        return mapped.issuperset(
-            str(file.relative_to(ROOT)) for file in (ROOT / "tests/unit" / room).rglob("test_*.py")
-        )
+        files = (ROOT / "tests/unit" / room).rglob("test_*.py")
+        return mapped.issuperset(str(file.relative_to(ROOT)) for file in files)
 
     def readers(self, file: str) -> set[str]:
         """The test files that read a preset."""

@@ -22,8 +22,9 @@ _ARITHMETIC = {
     ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Div, ast.Div: ast.Mult, ast.FloorDiv: ast.Mult,
     ast.Mod: ast.FloorDiv, ast.Pow: ast.Mult, ast.BitAnd: ast.BitOr, ast.BitOr: ast.BitAnd,
 }  # fmt: skip
-_NAMES = {"min": "max", "max": "min", "any": "all", "all": "any", "sum": "mean", "mean": "sum"}
-_TENSOR_NAMES = {"amin": "amax", "amax": "amin", "minimum": "maximum", "maximum": "minimum"}
+_BUILT_IN = {"min": "max", "max": "min", "any": "all", "all": "any"}
+_PAIRS = (("sum", "mean"), ("amin", "amax"), ("minimum", "maximum"))
+_NAMES = {**_BUILT_IN, **dict(_PAIRS), **{other: name for name, other in _PAIRS}}
 _DELETED = (ast.Raise, ast.AugAssign, ast.Break, ast.Continue)
 _SKIPPED_FIELDS = {"annotation", "returns", "decorator_list", "type_params", "bases"}
 _LOGS = {"logger", "logging", "warnings"}
@@ -113,15 +114,12 @@ def _put(parent: ast.AST, field: str, index: int | None, old: ast.AST, new: ast.
 
 
 def _is_ignored(node: ast.AST) -> bool:
-    match node:
-        case ast.Assert() | ast.JoinedStr() | ast.Import() | ast.ImportFrom() | ast.Expr(value=ast.Constant()):
+    match node.value if isinstance(node, ast.Expr) else node:
+        case ast.Assert() | ast.JoinedStr() | ast.Import() | ast.ImportFrom() | ast.If(test=ast.Name("TYPE_CHECKING")):
             return True
-        case (
-            ast.Call(func=ast.Attribute(value=ast.Name(id=name)))
-            | ast.Expr(value=ast.Call(func=ast.Attribute(value=ast.Name(id=name))))
-        ) if name in _LOGS:
+        case ast.Call(func=ast.Attribute(value=ast.Name(name))) if name in _LOGS:
             return True
-        case ast.If(test=ast.Name(id="TYPE_CHECKING")):
+        case ast.Constant() if isinstance(node, ast.Expr):
             return True
     is_simple = isinstance(node, ast.stmt) and not hasattr(node, "body")
     return is_simple and any(isinstance(part, ast.Constant) and "perf/" in str(part.value) for part in ast.walk(node))
@@ -171,10 +169,10 @@ def _changed_calls(call: ast.Call) -> Changes:
     is_method = isinstance(function, ast.Attribute) and not (
         isinstance(function.value, ast.Name) and function.value.id in ("torch", "np", "F")
     )
-    other = _TENSOR_NAMES.get(name) or _NAMES.get(name)
+    other = _NAMES.get(name)
     if isinstance(function, ast.Attribute) and other:
         yield f"{name}/{other}", _with(call, func=_with(function, attr=other))
-    elif isinstance(function, ast.Name) and name in ("min", "max", "any", "all"):
+    elif isinstance(function, ast.Name) and name in _BUILT_IN:
         yield f"{name}/{other}", _with(call, func=_with(function, id=other))
     if is_method and name in ("detach", "clamp", "clip"):
         yield name, function.value
@@ -184,32 +182,26 @@ def _changed_calls(call: ast.Call) -> Changes:
         mask = arguments[0] if name == "where" or is_method else arguments[1]
         inverted = ast.UnaryOp(ast.Invert(), mask)
         yield "mask", _with(call, args=[inverted if argument is mask else argument for argument in arguments])
-    elif (
-        len(arguments) > 1
-        and not any(isinstance(argument, ast.Starred) for argument in arguments[:2])
-        and (ast.dump(arguments[0]) != ast.dump(arguments[1]))
-    ):
-        yield "swapped arguments", _with(call, args=[arguments[1], arguments[0], *arguments[2:]])
+    elif len(arguments) > 1:
+        first, second, *rest = arguments
+        is_open = isinstance(first, ast.Starred) or isinstance(second, ast.Starred)
+        if not is_open and ast.dump(first) != ast.dump(second):
+            yield "swapped arguments", _with(call, args=[second, first, *rest])
     for keyword in call.keywords:
         others = [each for each in call.keywords if each is not keyword]
         if keyword.arg in ("key", "reverse") and name in ("sorted", "sort", "min", "max"):
             yield "sort key", _with(call, keywords=others)
         if keyword.arg == "dim" and isinstance(keyword.value, ast.UnaryOp | ast.Constant):
-            value = (
-                ast.Constant(0) if isinstance(keyword.value, ast.UnaryOp) or keyword.value.value else ast.Constant(1)
-            )
-            yield "dim", _with(call, keywords=[*others, ast.keyword("dim", value)])
+            is_zero = isinstance(keyword.value, ast.Constant) and not keyword.value.value
+            yield "dim", _with(call, keywords=[*others, ast.keyword("dim", ast.Constant(int(is_zero)))])
 
 
 def _is_text(node: ast.BinOp) -> bool:
     """Whether it joins or formats text, or is a union of types."""
     sides = (node.left, node.right)
-    if isinstance(node.op, ast.BitOr) and any(isinstance(side, ast.Constant) and side.value is None for side in sides):
-        return True
-    return any(
-        isinstance(side, ast.JoinedStr) or (isinstance(side, ast.Constant) and isinstance(side.value, str))
-        for side in sides
-    )
+    values = [side.value for side in sides if isinstance(side, ast.Constant)]
+    is_union = isinstance(node.op, ast.BitOr) and None in values
+    return is_union or any(isinstance(each, ast.JoinedStr | str) for each in (*sides, *values))
 
 
 def _with(node: ast.AST, **fields: object) -> ast.AST:

@@ -28,7 +28,7 @@ import resource
 import signal
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -67,27 +67,33 @@ def draw(seed: int) -> list[Row]:
     """A new list: as many mutants of each room as `SAMPLE` says, and of the presets."""
     by_room = {"presets": _drawn_presets(Random(f"{seed} presets"))}
     for room, number in SAMPLE.items():
-        found = []
-        for file in (file for file in first_lines() if file.startswith(f"luffy/{room}/")):
-            for site in sites(ast.parse((ROOT / file).read_text())):
-                values = (room, file, site.function, site.operator, site.ordinal, site.line, site.digest)
-                found.append(dict(zip(ROW, map(str, values), strict=False)))
+        found = [
+            _row(room, file, site.function, site.operator, site.ordinal, site.line, site.digest)
+            for file in first_lines()
+            if file.startswith(f"luffy/{room}/")
+            for site in sites(ast.parse((ROOT / file).read_text()))
+        ]
         by_room[room] = Random(f"{seed} {room}").sample(found, number)
     placed = [((place + 0.5) / len(rows), row) for rows in by_room.values() for place, row in enumerate(rows)]
     return [row for _, row in sorted(placed, key=lambda each: each[0])]
 
 
+def _row(*values: object) -> Row:
+    return dict(zip(ROW, map(str, values), strict=False))
+
+
 def _drawn_presets(random: Random) -> list[Row]:
-    values = {file.stem: dict(_leaves(yaml.safe_load(file.read_text()))) for file in sorted(PRESETS.glob("*.yaml"))}
+    values = {
+        (file.stem, path): value
+        for file in sorted(PRESETS.glob("*.yaml"))
+        for path, value in _leaves(yaml.safe_load(file.read_text()))
+    }
     seen: dict[str, set[str]] = defaultdict(set)
-    for preset in values.values():
-        for path, value in preset.items():
-            if isinstance(value, str):
-                seen[path.rpartition(".")[2]].add(value)
+    for (_, path), value in values.items():
+        if isinstance(value, str):
+            seen[path.rpartition(".")[2]].add(value)
     drawn: dict[tuple[str, str], Any] = {}
-    for name, path, value in sorted(
-        (name, path, value) for name, preset in values.items() for path, value in preset.items()
-    ):
+    for (name, path), value in sorted(values.items()):
         others = sorted(seen[path.rpartition(".")[2]] - {value}) if isinstance(value, str) else []
         if isinstance(value, bool):
             drawn[name, path] = not value
@@ -98,22 +104,8 @@ def _drawn_presets(random: Random) -> list[Row]:
     more = random.sample(sorted(set(drawn) - set(CHOSEN_PRESETS)), NUM_PRESETS - len(CHOSEN_PRESETS))
     faults = {**CHOSEN_PRESETS, **{place: drawn[place] for place in more}}
     return [
-        dict(
-            zip(
-                ROW,
-                (
-                    "presets",
-                    str(PRESETS / f"{name}.yaml"),
-                    path,
-                    f"={json.dumps(value)}",
-                    "1",
-                    "",
-                    str(values[name][path]),
-                ),
-                strict=False,
-            )
-        )
-        for (name, path), value in random.sample(list(faults.items()), len(faults))
+        _row("presets", PRESETS / f"{name}.yaml", path, f"={json.dumps(fault)}", 1, "", values[name, path])
+        for (name, path), fault in random.sample(list(faults.items()), len(faults))
     ]
 
 
@@ -226,8 +218,7 @@ def run(rows: Sequence[Row], limit_s: float, until: str) -> None:
     mutants = {name_of(row): find(row) for row in rows}
     for name, row in zip(mutants, rows, strict=True):
         if mutants[name] is None:
-            found[name] = {**row, "outcome": "gone", "by": "", "tests": 0, "of": 0, "seconds": 0.0}
-            write_result(found[name])
+            found[name] = write_result(row, "gone")
     left = {name: mutant for name, mutant in mutants.items() if mutant is not None}
     while not until or time.strftime("%H:%M") < until:
         if known.add_new_parts(place for mutant in left.values() for place in mutant.places):
@@ -240,7 +231,7 @@ def run(rows: Sequence[Row], limit_s: float, until: str) -> None:
         open_ones = [name for name in left if name not in caught | waiting and len(tests[name]) > tried[name]]
         if not open_ones:
             for name in left.keys() - found.keys() - waiting:
-                write_result({**left[name].row, "outcome": "unseen", "by": "", "tests": 0, "of": 0, "seconds": 0.0})
+                write_result(left[name].row, "unseen")
             return
         name = min(open_ones, key=lambda name: tried[name] > 0)
         started, chosen, usual_s = time.monotonic(), [], 0.0
@@ -251,18 +242,20 @@ def run(rows: Sequence[Row], limit_s: float, until: str) -> None:
             usual_s += known.cost[test]
         ended, failed = try_tests(chosen, usual_s, "-x", **left[name].plan)
         survived = "survived" if len(chosen) == len(tests[name]) else "partly"
-        found[name] = {
-            **left[name].row, "outcome": {"passed": survived, "none": "unseen"}.get(ended, "caught"),
-            "by": failed[0] if failed else ended, "tests": len(chosen), "of": len(tests[name]),
-            "seconds": round(time.monotonic() - started, 1),
-        }  # fmt: skip
-        write_result(found[name])
+        outcome = {"passed": survived, "none": "unseen"}.get(ended, "caught")
+        tried_of, seconds = (len(chosen), len(tests[name])), round(time.monotonic() - started, 1)
+        found[name] = write_result(left[name].row, outcome, failed[0] if failed else ended, *tried_of, seconds)
 
 
-def write_result(result: Mapping[str, Any]) -> None:
-    print(time.strftime("%H:%M:%S"), result["outcome"], name_of(result), result["by"], flush=True)
+def write_result(
+    row: Row, outcome: str, by: str = "", tests: int = 0, of: int = 0, seconds: float = 0.0
+) -> dict[str, Any]:
+    """Print and append what came of a mutant, of which so many of the tests that come near it were run."""
+    result = {**row, "outcome": outcome, "by": by, "tests": tests, "of": of, "seconds": seconds}
+    print(time.strftime("%H:%M:%S"), outcome, name_of(row), by, flush=True)
     with RESULTS.open("a") as file:
         file.write(json.dumps(result) + "\n")
+    return result
 
 
 def results() -> dict[str, dict[str, Any]]:

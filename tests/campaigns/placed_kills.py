@@ -21,8 +21,6 @@ Not covered: the processes of a Ray cluster, `luffy serve`, and writes that the 
 """
 
 import argparse
-import csv
-import ctypes
 import hashlib
 import importlib
 import json
@@ -37,12 +35,13 @@ import sys
 import time
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal, get_args
 
-from pydantic import TypeAdapter
+import numpy as np
+import pandas as pd
 from random_kills import differences, end_orphans, promised, promised_of
 
 from luffy.config import STAGE_KINDS, load_experiment
@@ -51,7 +50,7 @@ from luffy.data.parquet import read_prompts
 from luffy.errors import EXIT_NO_SPACE, EXIT_OK, EXIT_USER_ERROR
 from luffy.pipeline.events import EVENTS_FILE, EventReader
 from luffy.pipeline.experiment import Experiment, StageObserver, open_experiment, start_run
-from luffy.pipeline.garbage import partial_files
+from luffy.pipeline.garbage import Retention, dispose, partial_files, survey
 from luffy.pipeline.identity import read_identity
 from luffy.pipeline.job import JOB_FILE, write_job
 from luffy.pipeline.manifest import MANIFEST_FILE, read_manifest
@@ -63,11 +62,10 @@ from luffy.stages.program import run_program
 from luffy.tracking.metrics import METRICS_FILE
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
+from support.stages import ROOT, opened
 from synthetic.endpoint import CHAT, Endpoint, Reply, by_seed, completion
 
-ROOT = Path(__file__).resolve().parents[2]
 SMOKE = str(ROOT / "exp_configs" / "smoke.yaml")
-_DEFERRING = ("base", "sft", "rl", "evaluate", "sweep", "difficulty", "sample")
 _SWEPT = (2, 4)
 _KEPT = "execution.checkpoint.keep=9"
 _REVERSING = "kind: arithmetic, num_operations: [1], operations: {reverse: 1}"
@@ -78,9 +76,14 @@ SAMPLED = (
     "sft.num_traces=null",
     "execution.rollout_batch_size=32",
 )
-_DIFFICULTY = "difficulty={num_samples: 8, max_response_tokens: 16, min_pass_rate: 0.05, max_pass_rate: 0.95}"
-_SAMPLE = "sample={num_samples: 8, max_response_tokens: 16}"
-_PLAIN = ("prepare_data", "base", "sft", "rl", "evaluate", "sweep", "report")
+_LIMITS = "num_samples: 8, max_response_tokens: 16"
+_SAMPLING = {
+    "difficulty": (
+        *("method=on_policy", "stages=[prepare_data, base, difficulty, rl]"),
+        f"difficulty={{{_LIMITS}, min_pass_rate: 0.05, max_pass_rate: 0.95}}",
+    ),
+    "sample": ("stages=[prepare_data, base, sample, sft]", f"sample={{{_LIMITS}}}"),
+}
 _FINISHED, _NOTHING = "finished", "nothing"
 _AT_ONCE = 4
 _JUDGE = "judge"
@@ -102,7 +105,9 @@ arms:
   luffy: {{chain: rl, method: luffy}}
   on_policy: {{chain: rl, method: on_policy}}
 """
-KINDS = (*STAGE_KINDS, "damaged", "evaluate_paid", "sample_taught", "sample_paid", "gc", "luffy_run", "grid", "compare")
+_STAGE_OF = {"damaged": "sft", "sample_taught": "sample", "evaluate_paid": "evaluate", "sample_paid": "sample"}
+COMMANDS = ("luffy_run", "grid", "compare", "gc")
+KINDS = (*STAGE_KINDS, "damaged", "sample_taught", *COMMANDS, "evaluate_paid", "sample_paid")
 
 Call = Literal["open", "write", "fsync", "rename", "unlink", "mkdir", "link", "truncate"]
 Moment = Literal["before", "after", "half", "full"]
@@ -111,7 +116,6 @@ MOMENTS: tuple[Moment, ...] = get_args(Moment)
 _KILLS: tuple[Moment, ...] = ("before", "after")
 _TAKES_SPACE: tuple[Call, ...] = ("open", "write", "mkdir", "link")
 _CONTROL, _ROOT = "PLACED_KILLS_CONTROL", "PLACED_KILLS_ROOT"
-_SOURCE = Path(__file__).with_name("fault_shim.c")
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,60 +128,62 @@ class Fault:
     moment: Moment
 
 
-class _Block(ctypes.Structure):
-    _fields_ = (
-        ("group", ctypes.c_uint64),
-        ("kind", ctypes.c_uint64),
-        ("number", ctypes.c_uint64),
-        ("moment", ctypes.c_uint64),
-        ("fired", ctypes.c_uint64),
-        ("counts", ctypes.c_uint64 * len(CALLS)),
-    )
+_NUMBERS = [(name, np.uint64) for name in ("group", "kind", "number", "moment", "fired")]
+_BLOCK = np.dtype([*_NUMBERS, ("counts", np.uint64, len(CALLS))])
+"""The control block, as in fault_shim.c."""
 
 
 class Shim:
-    """The control block, which this process shares with all that carry the shim."""
+    """Runs programs under the shim; its control block is shared with all that carry it. `log` has what they print."""
 
-    def __init__(self, path: Path) -> None:
-        with path.open("r+b") as file:
-            self._map = mmap.mmap(file.fileno(), ctypes.sizeof(_Block))
-        self._block = _Block.from_buffer(self._map)
+    def __init__(self, control: Path, log: Path) -> None:
+        self._block, self.log = np.memmap(control, _BLOCK, "r+", shape=1), log
 
-    def arm(self, fault: Fault | None) -> None:
-        """Set the counts to 0 and the fault for the next process that is watched; None: it is only counted."""
-        ctypes.memset(ctypes.addressof(self._block), 0, ctypes.sizeof(_Block))
+    def run(self, work: Callable[[], int], root: Path, fault: Fault | None = None) -> int:
+        """Do `work` in a process that leads a group, with its calls counted from 0; its exit code, -9 when killed."""
+        self._block[:] = 0
         if fault is not None:
-            self._block.number, self._block.moment = fault.number, MOMENTS.index(fault.moment)
-            self._block.kind = 1 + CALLS.index(fault.call)
-
-    def watch(self) -> None:
-        """Watch the process group of this process."""
-        self._block.group = os.getpgrp()
-
-    def disarm(self) -> None:
-        """Watch nobody."""
-        self._block.group = 0
+            self._block["number"], self._block["moment"] = fault.number, MOMENTS.index(fault.moment)
+            self._block["kind"] = 1 + CALLS.index(fault.call)
+        parent, child = os.getpid(), os.fork()
+        if child == 0:
+            code = 1
+            try:
+                os.setsid()
+                die_with(parent, signal.SIGKILL)
+                output = os.open(self.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+                os.dup2(output, 1)
+                os.dup2(output, 2)
+                os.environ[WORKSPACE_VARIABLE] = str(root)
+                self._block["group"] = os.getpgrp()
+                code = work()
+            except BaseException:  # the top of this process
+                traceback.print_exc()
+            exit_without_finalizing(code)
+        _, status = os.waitpid(child, 0)
+        self._block["group"] = 0  # nobody is watched
+        return os.waitstatus_to_exitcode(status)
 
     @property
     def has_fired(self) -> bool:
-        return bool(self._block.fired)
+        return bool(self._block["fired"])
 
     def counts(self) -> dict[Call, int]:
-        """Calls so far, by kind."""
-        return dict(zip(CALLS, map(int, self._block.counts), strict=True))
+        """Calls of the last program, by kind."""
+        return dict(zip(CALLS, self._block["counts"][0].tolist(), strict=True))
 
 
-def load_shim(folder: Path, root: Path) -> Shim:
+def load_shim(folder: Path, root: Path, log: Path) -> Shim:
     """The shim for files below `root`; builds it in `folder` and starts this program again where it is not loaded."""
     control, library = folder / "control", folder / "fault_shim.so"
     if os.environ.get(_ROOT) != str(root):
         folder.mkdir(parents=True, exist_ok=True)
         control.write_bytes(bytes(mmap.PAGESIZE))
-        build = ["gcc", "-O2", "-shared", "-fPIC", "-Wall", "-o", str(library), str(_SOURCE), "-ldl"]
-        subprocess.run(build, check=True)
+        source = Path(__file__).with_name("fault_shim.c")
+        subprocess.run(["gcc", "-O2", "-shared", "-fPIC", "-Wall", "-o", library, source, "-ldl"], check=True)
         loaded = {"LD_PRELOAD": str(library), _CONTROL: str(control), _ROOT: str(root)}
         os.execve(sys.executable, [sys.executable, *sys.argv], {**os.environ, **loaded})
-    return Shim(control)
+    return Shim(control, log)
 
 
 def place_faults(counts: Mapping[Call, int], number: int, *, full: bool = False) -> list[Fault]:
@@ -192,8 +198,7 @@ def place_faults(counts: Mapping[Call, int], number: int, *, full: bool = False)
     for index, (call, count) in enumerate(sorted(waiting.items(), key=lambda item: item[1])):
         share = max(1, left // (len(waiting) - index))
         moments: tuple[Moment, ...] = ("full",) if full else (*_KILLS, "half") if call == "write" else _KILLS
-        spots = [(place, moment) for place in range(1, count + 1) for moment in moments]
-        chosen = min(share, len(spots))
+        chosen = min(share, count * len(moments))
         # A stride that is no multiple of the number of moments would favour one; the turn decides instead.
         for turn in range(chosen):
             place = 1 + (turn * count + count // 2) // chosen if count > 1 else 1
@@ -203,48 +208,26 @@ def place_faults(counts: Mapping[Call, int], number: int, *, full: bool = False)
     return list(dict.fromkeys(found))
 
 
-def fork(work: Callable[[], int], shim: Shim, fault: Fault | None, log: Path) -> int:
-    """Run `work` in a process that leads a group, under the shim; returns its exit code, -9 when it was killed."""
-    shim.arm(fault)
-    parent, child = os.getpid(), os.fork()
-    if child == 0:
-        os.setsid()
-        die_with(parent, signal.SIGKILL)
-        output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
-        os.dup2(output, 1)
-        os.dup2(output, 2)
-        code = 1
-        try:
-            shim.watch()
-            code = work()
-        except BaseException:  # the top of this process
-            traceback.print_exc()
-        exit_without_finalizing(code)
-    _, status = os.waitpid(child, 0)
-    shim.disarm()
-    return os.waitstatus_to_exitcode(status)
-
-
 @dataclass
 class StageSubject:
-    """A stage program in its place in a finished workspace."""
+    """A stage program in its place in a workspace, in which the stage and what it needs is made first."""
 
     kind: str
-    directory: Path
-    root: Path
-    expected: dict[str, object]
-    log: Path
+    experiment: Experiment
+    shim: Shim
     endpoint: Endpoint | None = None
     """The one that it asks; no answer may be paid for twice, but for those that were under way at the kill."""
-    events: EventReader = field(init=False)
 
     def __post_init__(self) -> None:
-        self.stage = self.directory.parent.name
-        self.job = (self.directory / JOB_FILE).read_bytes()
-        self.finished = self.log.parent / f"finished_{self.kind}"
+        self.stage = _STAGE_OF.get(self.kind, self.kind)
+        make_chain(self.experiment, self.shim, last=self.stage)
+        plan = self.experiment.plan_node(next(node.name for node in self.experiment.nodes if node.stage == self.stage))
+        self.directory, self.root = plan.directory, self.experiment.workspace.root
+        write_job(self.directory / JOB_FILE, self.experiment.job(plan))  # where servers listen may be new
+        self.expected = promised_of(self.directory)
+        self.finished = self.shim.log.parent / f"finished_{self.kind}"
         shutil.rmtree(self.finished, ignore_errors=True)
-        if self.kind == "damaged":
-            shutil.copytree(self.directory, self.finished, symlinks=True)
+        shutil.copytree(self.directory, self.finished, symlinks=True)
 
     def reset(self) -> None:
         shutil.rmtree(self.directory, ignore_errors=True)  # another subject may have deleted it
@@ -253,14 +236,13 @@ class StageSubject:
             (self.directory / METRICS_FILE).unlink()
         else:
             self.directory.mkdir(parents=True)
-            (self.directory / JOB_FILE).write_bytes(self.job)
+            shutil.copy(self.finished / JOB_FILE, self.directory)
         if self.endpoint is not None:
             self.endpoint.asked.clear()
 
-    def run(self, shim: Shim, fault: Fault | None) -> int:
-        os.environ[WORKSPACE_VARIABLE] = str(self.root)
+    def run(self, fault: Fault | None) -> int:
         self.events = EventReader(self.directory / EVENTS_FILE, from_end=True)
-        return fork(lambda: run_stage(self.stage, self.directory), shim, fault, self.log)
+        return self.shim.run(lambda: run_stage(self.stage, self.directory), self.root, fault)
 
     def state(self) -> str:
         manifest, newest = read_manifest(self.directory), newest_checkpoint(self.directory)
@@ -281,11 +263,10 @@ class StageSubject:
         found = differences(promised_of(self.directory), self.expected)
         found += [f"left: {name}/" for name in manifest.scratch if (self.directory / name).exists()]
         found += [f"left: {path.relative_to(self.directory)}" for path in left if path not in collected]
-        bodies = [json.dumps(body, sort_keys=True) for _, body in self.endpoint.asked] if self.endpoint else []
-        twice = Counter[str]()
-        for body, number in Counter(bodies).items():
-            twice[json.loads(body)["model"]] += number - 1
-        paid_again = [(model, number) for model, number in twice.items() if number > _AT_ONCE]
+        asked = [body for _, body in self.endpoint.asked] if self.endpoint else []
+        distinct = {json.dumps(body, sort_keys=True): body["model"] for body in asked}
+        again = Counter(body["model"] for body in asked) - Counter(distinct.values())
+        paid_again = [(model, number) for model, number in again.items() if number > _AT_ONCE]
         return found + [f"{model}: {number} answers were paid for again" for model, number in paid_again]
 
     def has_repeated(self, found: str) -> bool:
@@ -302,7 +283,7 @@ class RunSubject:
 
     kind: str
     experiment: Experiment
-    log: Path
+    shim: Shim
     arguments: Sequence[str]
     missing: Sequence[str] = ()
     """Kinds of stages that are to be made."""
@@ -313,16 +294,15 @@ class RunSubject:
         made = [self.experiment.plan_node(node.name).directory for node in self.experiment.nodes]
         kept = [path for path in _finished(self.root) if path in made or path.parent.name not in self.missing]
         self.expected = {directory: promised_of(directory) for directory in kept}
-        self.traces: dict[Path, int] = {}
 
     def reset(self) -> None:
         for stage in self.missing:
             shutil.rmtree(self.root / "stages" / stage, ignore_errors=True)
         shutil.rmtree(self.root / "runs", ignore_errors=True)
 
-    def run(self, shim: Shim, fault: Fault | None) -> int:
+    def run(self, fault: Fault | None) -> int:
         self.traces = _manifests(self.root)
-        return run_command(self.arguments, self.root, shim, fault, self.log)
+        return self.shim.run(command(*self.arguments), self.root, fault)
 
     def state(self) -> str:
         return f"{len(_manifests(self.root))} stages"
@@ -332,15 +312,11 @@ class RunSubject:
         found = [f"{directory} is not finished" for directory in self.expected if directory not in finished]
         for directory, expected in self.expected.items():
             found += differences(promised_of(directory), expected) if directory in finished else []
-        gc = [sys.executable, "-m", "luffy.cli.main", "gc", "--delete", "--keep-runs", "0"]
-        gc += ["--only", "run", "--only", "part", "--workspace", str(self.root)]
-        shutil.copytree(self.root / "runs", kept := self.log.parent / "runs", symlinks=True, dirs_exist_ok=True)
         _age(self.root / "runs")
-        done = subprocess.run(gc, capture_output=True, text=True, check=False)
+        workspace, rule = self.experiment.workspace, Retention(keep_runs=0)
+        dispose(workspace, rule, [item for item in survey(workspace, rule).garbage if item.path != item.stage])
         left = [path.name for path in (self.root / "runs").iterdir()]
-        shutil.rmtree(self.root / "runs")
-        kept.rename(self.root / "runs")
-        return found + ([f"gc left {left}: {done.stderr}"] if left else [])
+        return found + ([f"gc left {left}"] if left else [])
 
     def has_repeated(self, found: str) -> bool:
         now = _manifests(self.root)
@@ -353,14 +329,14 @@ class GcSubject:
 
     kind: str
     experiment: Experiment
-    log: Path
+    shim: Shim
 
     def __post_init__(self) -> None:
         self.root = self.experiment.workspace.root
         self.expected = promised(self.root)
         (self.run_folder,) = (self.root / "runs").iterdir()
         (self.unused,) = (self.root / "stages" / "report").iterdir()
-        self.kept = self.log.parent / "kept_run"
+        self.kept = self.shim.log.parent / "kept_run"
         shutil.rmtree(self.kept, ignore_errors=True)
         shutil.copytree(self.run_folder, self.kept, symlinks=True)
 
@@ -379,9 +355,8 @@ class GcSubject:
         _age(runs / "smoke-7")
         os.utime(self.run_folder / "run.json")
 
-    def run(self, shim: Shim, fault: Fault | None) -> int:
-        arguments = ["gc", "--delete", "--keep-runs", "1", "--workspace", str(self.root)]
-        return run_command(arguments, self.root, shim, fault, self.log)
+    def run(self, fault: Fault | None) -> int:
+        return self.shim.run(command("gc", "--delete", "--keep-runs", "1"), self.root, fault)
 
     def state(self) -> str:
         return f"{len(list((self.root / 'runs').iterdir()))} runs"
@@ -401,100 +376,75 @@ Subject = StageSubject | RunSubject | GcSubject
 
 `reset` undoes what it has made; `run` runs it with a fault and returns its exit code; `state` says how far it is, in a
 word; `problems`, how its result differs from an undisturbed one; `has_repeated`, whether the last run did again what
-had been finished, by the `state` that it found. `log` has what its runs have printed; `root` is its workspace.
+had been finished, by the `state` that it found. `root` is its workspace.
 """
 
 
-def prepare_subjects(roots: Path, kept: Path, kinds: Sequence[str], shim: Shim) -> Iterator[Subject]:
+def prepare_subjects(roots: Path, kinds: Sequence[str], shim: Shim) -> Iterator[Subject]:
     """The subjects of these kinds, after what they need has been made in workspaces below `roots`."""
-    kept.mkdir(parents=True, exist_ok=True)
     for name in (*LIBRARIES, *(f"luffy.stages.{stage}" for stage in STAGE_KINDS)):
         importlib.import_module(name)  # once, and not in every fork
-    log = kept / "log.txt"
-    plain = _plain(roots / "plain", shim, log, kinds)
-    for kind in [kind for kind in kinds if kind in _PLAIN]:
-        yield subject_of(kind, plain, log)
-    if "damaged" in kinds:
-        yield subject_of("sft", plain, log, "damaged")
-    sampled = [kind for kind in kinds if kind in ("difficulty", "sample", "sample_taught")]
-    for kind in sampled:
-        experiment = _sampled(kind, roots / "sampled", shim, log)
-        os.environ[WORKSPACE_VARIABLE] = str(roots / "sampled")
-        stage = kind.removesuffix("_taught")
-        make_chain(experiment, shim, log, last=stage)
-        yield subject_of(stage, experiment, log, kind)
-    root = str(roots / "plain")
-    os.environ[WORKSPACE_VARIABLE] = root
-    if "luffy_run" in kinds:
-        yield RunSubject("luffy_run", plain, log, ["run", SMOKE, _KEPT, "--workspace", root], ("report",))
-    for kind, text in (("grid", _GRID), ("compare", _COMPARISON)):
-        if kind in kinds:
-            file = kept / f"{kind}.yaml"
-            file.write_text(text.format(smoke=SMOKE))
-            arguments = ["compare", str(file), "--workspace", root]
-            run_command(arguments, Path(root), shim, None, log)  # so that its runs are finished
-            yield RunSubject(kind, plain, log, arguments)
-    if "gc" in kinds:
-        lone = _plain(roots / "gc", shim, log)  # without the results of the grid and the comparison
-        shutil.rmtree(roots / "gc" / "runs", ignore_errors=True)
-        fork(lambda: run_chain(lone), shim, None, log)
-        yield GcSubject("gc", lone, log)
-    os.environ[WORKSPACE_VARIABLE] = str(roots / "paying")
-    if "evaluate_paid" in kinds:
-        yield _evaluated(roots / "paying", log, shim)
-    if "sample_paid" in kinds:
-        yield _taught(roots / "paying", log, shim)
+    plain = _plain(roots / "plain")
+    for kind in kinds:
+        if kind == "gc":
+            yield _collecting(roots / "gc", shim)  # without the results of the grid and the comparison
+        elif kind in ("luffy_run", "grid", "compare"):
+            yield _of_command(kind, plain, shim)
+        elif kind.endswith("_paid"):
+            yield (_evaluated if kind == "evaluate_paid" else _taught)(roots / "paying", shim)
+        elif kind in ("difficulty", "sample", "sample_taught"):
+            yield _sampled(kind, roots / "sampled", shim)
+        elif _STAGE_OF.get(kind, kind) in [node.stage for node in plain.nodes]:
+            yield StageSubject(kind, plain, shim)
+        else:
+            sys.exit(f"no subject for {kind}; add one to placed_kills.py")
 
 
-def _plain(root: Path, shim: Shim, log: Path, kinds: Sequence[str] = ()) -> Experiment:
-    """The smoke experiment, finished in a workspace of its own, or up to the last of `kinds`."""
-    config = load_experiment(SMOKE, [_KEPT])
-    experiment = open_experiment(config, Workspace(root), sweep_steps=_SWEPT)
-    os.environ[WORKSPACE_VARIABLE] = str(root)
-    order = [node.stage for node in experiment.nodes]
-    needed = ["sft" if kind == "damaged" else kind for kind in kinds]
-    last = max(needed, key=order.index, default=None) if set(needed) <= set(order) else None
-    make_chain(experiment, shim, log, last=last)
-    return experiment
+def _plain(root: Path) -> Experiment:
+    """The smoke experiment in a workspace of its own."""
+    return open_experiment(load_experiment(SMOKE, [_KEPT]), Workspace(root), sweep_steps=_SWEPT)
 
 
-def subject_of(
-    stage: str, experiment: Experiment, log: Path, kind: str = "", endpoint: Endpoint | None = None
-) -> StageSubject:
-    """A stage in a finished chain, as a subject of `kind`."""
-    node = next(node for node in experiment.nodes if node.stage == stage)
-    plan = experiment.plan_node(node.name)
-    directory = plan.directory
-    write_job(directory / JOB_FILE, experiment.job(plan))  # where servers listen may be new
-    root = experiment.workspace.root
-    return StageSubject(kind or stage, directory, root, promised_of(directory), log, endpoint)
+def _collecting(root: Path, shim: Shim) -> GcSubject:
+    experiment = _plain(root)
+    make_chain(experiment, shim)
+    shutil.rmtree(root / "runs", ignore_errors=True)
+    shim.run(lambda: run_chain(experiment), root)
+    return GcSubject("gc", experiment, shim)
 
 
-def _sampled(kind: str, root: Path, shim: Shim, log: Path) -> Experiment:
-    stages = {
-        "difficulty": ("method=on_policy", "stages=[prepare_data, base, difficulty, rl]", _DIFFICULTY),
-        "sample": ("stages=[prepare_data, base, sample, sft]", _SAMPLE),
-    }
-    if kind in stages:
-        return open_experiment(load_experiment(SMOKE, [*SAMPLED, *stages[kind]]), Workspace(root))
-    base = _sampled("difficulty", root, shim, log)
-    make_chain(base, shim, log, last="base")
-    teacher = f"path: {base.plan_node('base').directory / 'model'}, max_response_tokens: 16, num_samples: 8"
-    taught = f"sample={{prompts: all, teachers: {{base: {{{teacher}}}}}, stop_when_kept: false}}"
-    changes = [*SAMPLED, "stages=[prepare_data, base, sample, sft]", taught]
-    return open_experiment(load_experiment(SMOKE, changes), Workspace(root))
+def _of_command(kind: str, plain: Experiment, shim: Shim) -> RunSubject:
+    make_chain(plain, shim)
+    if kind == "luffy_run":
+        return RunSubject(kind, plain, shim, ["run", SMOKE, _KEPT], ("report",))
+    file = shim.log.with_name(f"{kind}.yaml")
+    file.write_text({"grid": _GRID, "compare": _COMPARISON}[kind].format(smoke=SMOKE))
+    shim.run(command("compare", str(file)), plain.workspace.root)  # so that its runs are finished
+    return RunSubject(kind, plain, shim, ["compare", str(file)])
 
 
-def make_chain(experiment: Experiment, shim: Shim, log: Path, *, last: str | None = None) -> None:
+def _sampled(kind: str, root: Path, shim: Shim) -> StageSubject:
+    changes = _SAMPLING.get(kind, ())
+    if kind == "sample_taught":
+        base = opened(root, "smoke.yaml", *SAMPLED, *_SAMPLING["sample"])
+        make_chain(base, shim, last="base")
+        teacher = f"path: {base.plan_node('base').directory / 'model'}, max_response_tokens: 16, num_samples: 8"
+        taught = f"sample={{prompts: all, teachers: {{base: {{{teacher}}}}}, stop_when_kept: false}}"
+        changes = ("stages=[prepare_data, base, sample, sft]", taught)
+    return StageSubject(kind, opened(root, "smoke.yaml", *SAMPLED, *changes), shim)
+
+
+def make_chain(experiment: Experiment, shim: Shim, *, last: str | None = None) -> None:
     """Make the stages that are not finished, each in a fork of this process; none after the first of kind `last`."""
     for node in experiment.nodes:
         plan = experiment.plan_node(node.name)
         if plan.action != "reuse":
             plan.directory.mkdir(parents=True, exist_ok=True)
             write_job(plan.directory / JOB_FILE, experiment.job(plan))
-            code = fork(lambda node=node, plan=plan: run_stage(node.stage, plan.directory), shim, None, log)
+            root = experiment.workspace.root
+            code = shim.run(lambda node=node, plan=plan: run_stage(node.stage, plan.directory), root)
             if code:
-                sys.exit(f"{node.name} failed with exit code {code}; see {log}")
+                sys.exit(f"{node.name} failed with exit code {code}; see {shim.log}")
         if node.stage == last:
             return
 
@@ -503,7 +453,7 @@ def run_stage(stage: str, directory: Path) -> int:
     """The stage program in this process."""
     module = importlib.import_module(f"luffy.stages.{stage}")
     arguments = ["--config", str(directory / JOB_FILE), "--out", str(directory)]
-    return run_program(stage, module.run, arguments, defers_stop_requests=stage in _DEFERRING)
+    return run_program(stage, module.run, arguments, defers_stop_requests=stage not in ("prepare_data", "report"))
 
 
 def run_chain(experiment: Experiment) -> int:
@@ -514,23 +464,15 @@ def run_chain(experiment: Experiment) -> int:
     return 0
 
 
-def run_command(arguments: Sequence[str], root: Path, shim: Shim, fault: Fault | None, log: Path) -> int:
-    """A command as a process of its own that leads a group."""
-    shim.arm(fault)
-    parent = os.getpid()
+def command(*arguments: str) -> Callable[[], int]:
+    """Work that turns its process into this command."""
 
-    def begin() -> None:
-        os.setsid()
-        die_with(parent, signal.SIGKILL)
-        shim.watch()
+    def become() -> int:
+        os.chdir(ROOT)
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
+        os.execve(sys.executable, [sys.executable, "-m", "luffy.cli.main", *arguments], environment)
 
-    env = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
-    with log.open("ab") as output:
-        command = [sys.executable, "-m", "luffy.cli.main", *arguments]
-        where = {"cwd": ROOT, "env": {**env, WORKSPACE_VARIABLE: str(root)}, "stdout": output, "stderr": output}
-        code = subprocess.Popen(command, **where, preexec_fn=begin).wait()
-    shim.disarm()
-    return code
+    return become
 
 
 def _manifests(root: Path) -> dict[Path, int]:
@@ -548,15 +490,13 @@ def _age(folder: Path) -> None:
         os.utime(path, (hour_ago, hour_ago), follow_symlinks=False)
 
 
-def _evaluated(root: Path, log: Path, shim: Shim) -> StageSubject:
+def _evaluated(root: Path, shim: Shim) -> StageSubject:
     endpoint = Endpoint(_answer_or_verdict, (CHAT,))
     judge = f"kind: judge, url: '{endpoint.url}/v1', model: {_JUDGE}, parallel: {_AT_ONCE}"
     asking = f"execution.server={{concurrency: {_AT_ONCE}}}"
     own = load_experiment(SMOKE, [f"grading.kind={{{judge}}}", asking, "execution.grader_workers=1"])
     config = evaluated(own, EvaluatedModel("api:org/model", urls=(endpoint.url,)))
-    experiment = open_experiment(config, Workspace(root))
-    make_chain(experiment, shim, log, last="evaluate")
-    return subject_of("evaluate", experiment, log, "evaluate_paid", endpoint)
+    return StageSubject("evaluate_paid", open_experiment(config, Workspace(root)), shim, endpoint)
 
 
 def _answer_or_verdict(path: str, body: dict) -> Reply:
@@ -566,7 +506,7 @@ def _answer_or_verdict(path: str, body: dict) -> Reply:
     return completion(f"VERDICT: {'CORRECT' if is_right else 'INCORRECT'}")
 
 
-def _taught(root: Path, log: Path, shim: Shim) -> StageSubject:
+def _taught(root: Path, shim: Shim) -> StageSubject:
     truths: dict[str, str] = {}
 
     def answer(path: str, body: dict) -> Reply:
@@ -578,14 +518,13 @@ def _taught(root: Path, log: Path, shim: Shim) -> StageSubject:
     endpoint = Endpoint(answer, (CHAT,))
     teacher = "big: {endpoint: {name: org/big}, max_response_tokens: 40, num_samples: 2}"
     served = f"big: {{urls: ['{endpoint.url}'], concurrency: {_AT_ONCE}}}"
-    changes = [*SAMPLED, "stages=[prepare_data, base, sample, sft]"]
-    changes += [f"sample={{prompts: all, teachers: {{{teacher}}}}}", f"execution.teachers={{{served}}}"]
-    experiment = open_experiment(load_experiment(SMOKE, changes), Workspace(root))
-    make_chain(experiment, shim, log, last="base")
+    sample = f"sample={{prompts: all, teachers: {{{teacher}}}}}"
+    chain = ("stages=[prepare_data, base, sample, sft]", sample, f"execution.teachers={{{served}}}")
+    experiment = opened(root, "smoke.yaml", *SAMPLED, *chain)
+    make_chain(experiment, shim, last="prepare_data")
     data = experiment.plan_node("prepare_data").directory
     truths |= {prompt.messages[-1].content: prompt.ground_truth for prompt in read_prompts(data / "train.parquet")}
-    make_chain(experiment, shim, log, last="sample")
-    return subject_of("sample", experiment, log, "sample_paid", endpoint)
+    return StageSubject("sample_paid", experiment, shim, endpoint)
 
 
 @dataclass(frozen=True, slots=True)
@@ -614,23 +553,23 @@ class Trial:
         return self.equal and not (self.exit_code or self.repeated or self.orphans or self.problems)
 
 
-def try_fault(subject: Subject, shim: Shim, fault: Fault, of: int) -> Trial | None:
+def try_fault(subject: Subject, fault: Fault, of: int) -> Trial | None:
     """One trial; None where the run came to its end before the call."""
-    began = time.monotonic()
+    began, log = time.monotonic(), subject.shim.log
     subject.reset()
-    said = subject.log.stat().st_size
-    code = subject.run(shim, fault)
-    if not shim.has_fired:
+    said = log.stat().st_size
+    code = subject.run(fault)
+    if not subject.shim.has_fired:
         return None
-    unclear = full_disk_problems(code, subject.log.read_bytes()[said:].decode()) if fault.moment == "full" else []
+    unclear = full_disk_problems(code, log.read_bytes()[said:].decode()) if fault.moment == "full" else []
     orphans = end_orphans(subject.root)
     found = subject.state()
-    code = subject.run(shim, None)
+    code = subject.run(None)
     problems = unclear + subject.problems()
-    place = {"kind": subject.kind, "call": fault.call, "number": fault.number, "of": of, "moment": fault.moment}
     ended = {"found": found, "exit_code": code, "equal": problems == unclear, "repeated": subject.has_repeated(found)}
-    left = {"orphans": len(orphans) + len(end_orphans(subject.root)), "problems": "; ".join(problems)[:500]}
-    return Trial(**place, **ended, **left, seconds=round(time.monotonic() - began, 1))
+    left = {"orphans": len(orphans + end_orphans(subject.root)), "problems": "; ".join(problems)[:500]}
+    seconds = round(time.monotonic() - began, 1)
+    return Trial(subject.kind, of=of, **asdict(fault), **ended, **left, seconds=seconds)
 
 
 def full_disk_problems(code: int, said: str) -> list[str]:
@@ -644,14 +583,14 @@ def full_disk_problems(code: int, said: str) -> list[str]:
     return found + (["a traceback"] if "Traceback" in said else [])
 
 
-def count_calls(subject: Subject, shim: Shim) -> dict[str, int]:
+def count_calls(subject: Subject) -> dict[Call, int]:
     """The calls of an undisturbed run, which also has to equal the reference; its result is there afterwards."""
     subject.reset()
-    code = subject.run(shim, None)
-    counts = shim.counts()
-    if code or subject.problems():
-        sys.exit(f"{subject.kind}: the undisturbed run failed: exit code {code}, {subject.problems()}")
-    return {call: counts[call] for call in CALLS}
+    code = subject.run(None)
+    counts = subject.shim.counts()
+    if code or (problems := subject.problems()):
+        sys.exit(f"{subject.kind}: the undisturbed run failed: exit code {code}, {problems}")
+    return counts
 
 
 def read_fault(text: str) -> tuple[str, Fault]:
@@ -660,21 +599,6 @@ def read_fault(text: str) -> tuple[str, Fault]:
         case [kind, moment, call, number] if kind in KINDS and moment in MOMENTS and call in CALLS:
             return kind, Fault(call, int(number), moment)
     raise argparse.ArgumentTypeError(f"{text!r} is not KIND MOMENT CALL NUMBER, as in 'rl before rename 3'")
-
-
-def read_trials(path: Path) -> list[Trial]:
-    """What an earlier, interrupted campaign wrote to the CSV."""
-    if not path.exists():
-        return []
-    with path.open(newline="") as file:
-        return TypeAdapter(list[Trial]).validate_python(list(csv.DictReader(file)))
-
-
-def write_csv(path: Path, trials: Iterable[Trial]) -> None:
-    with path.open("w", newline="") as file:
-        writer = csv.DictWriter(file, [field.name for field in fields(Trial)], lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(asdict(trial) for trial in trials)
 
 
 def main() -> int:
@@ -687,40 +611,39 @@ def main() -> int:
     parser.add_argument("--full", action="store_true", help="the disk fills up, instead of kills")
     parser.add_argument("--sample", type=int, metavar="N", help="only so many of the faults, drawn by --seed")
     parser.add_argument("--seed", type=int, default=0)
-    csv_help = "a row for each fault; an existing one is continued"
-    parser.add_argument("--csv", type=Path, default=Path("placed_kills.csv"), help=csv_help)
+    parser.add_argument("--csv", type=Path, default=Path("placed_kills.csv"), help="an existing one is continued")
     options = parser.parse_args()
     chosen = options.only or [kind for kind in KINDS if not options.fault or kind in dict(options.fault)]
     kinds = [kind for kind in KINDS if kind in chosen]
     folder = options.workspace.resolve()
     os.environ["OMP_NUM_THREADS"] = "1"
-    shim = load_shim(folder / "shim", folder / "roots")
-    trials = read_trials(options.csv)
+    (folder / "kept").mkdir(parents=True, exist_ok=True)
+    shim = load_shim(folder / "shim", folder / "roots", folder / "kept" / "log.txt")
+    rows = pd.read_csv(options.csv, keep_default_na=False).to_dict("records") if options.csv.exists() else []
+    trials = [Trial(**row) for row in rows]
     done = {(trial.kind, trial.call, trial.number, trial.moment) for trial in trials}
     waiting = []
-    for subject in prepare_subjects(folder / "roots", folder / "kept", kinds, shim):
-        counts = count_calls(subject, shim)
+    for subject in prepare_subjects(folder / "roots", kinds, shim):
+        counts = count_calls(subject)
         said = ", ".join(f"{number} {call}" for call, number in counts.items() if number)
         print(f"{subject.kind}: {said}", flush=True)
         own = [fault for kind, fault in options.fault if kind == subject.kind]
         faults = own if options.fault else place_faults(counts, options.per_stage, full=options.full)
         waiting += [(subject, fault, counts[fault.call]) for fault in faults]
-    if missing := set(kinds) - {subject.kind for subject, _, _ in waiting}:
-        sys.exit(f"no subject for {', '.join(sorted(missing))}; add one to placed_kills.py")
     # In no order, so that a campaign that is cut short has covered all of them.
     random.Random(options.seed).shuffle(waiting)
     for subject, fault, of in waiting[: options.sample]:
         if (subject.kind, fault.call, fault.number, fault.moment) in done:
             continue
-        if (trial := try_fault(subject, shim, fault, of)) is not None:
+        if (trial := try_fault(subject, fault, of)) is not None:
             trials.append(trial)
             where = f"{trial.moment} {trial.call} {trial.number} of {trial.of}"
             bad = f"BAD {trial.problems} exit {trial.exit_code} repeated {trial.repeated}"
             verdict = "good" if trial.is_good else bad
             print(f"{time.strftime('%H:%M:%S')} {trial.kind}: {where}: {trial.found}: {verdict}", flush=True)
-            write_csv(options.csv, trials)
+            pd.DataFrame(trials).to_csv(options.csv, index=False, lineterminator="\n")
             if not trial.is_good:
-                count_calls(subject, shim)  # what the other subjects need of this one is made again
+                count_calls(subject)  # what the other subjects need of this one is made again
     for kind in kinds:
         own = [trial for trial in trials if trial.kind == kind]
         print(f"{kind}: {len(own)} faults, {sum(not trial.is_good for trial in own)} bad")

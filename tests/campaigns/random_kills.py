@@ -14,7 +14,6 @@ Exit code 1 when anything differed from what is promised.
 """
 
 import argparse
-import csv
 import json
 import os
 import shutil
@@ -24,12 +23,13 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from itertools import islice
 from pathlib import Path
 from random import Random
 from typing import Literal, get_args
 
+import pandas as pd
 import psutil
 
 from luffy.pipeline.events import EVENTS_FILE
@@ -39,8 +39,8 @@ from luffy.processes import die_with
 from luffy.tracking.metrics import METRICS_FILE, without_times
 
 ROOT = Path(__file__).resolve().parents[2]
-CONFIG = "exp_configs/arithmetic.yaml"
 CSV = "random_kills.csv"
+COLUMNS = ["chain", "attempt", "victim", "at_s", "stage", "exit_code", "to_end_s", "equal", "problems"]
 Victim = Literal["flow", "stage", "server"]
 VICTIMS: tuple[Victim, ...] = get_args(Victim)
 _WARM_SERVER = "luffy.pipeline.warm_start"
@@ -218,18 +218,11 @@ def end_orphans(workspace: Path) -> list[str]:
 
 def _kill(flow: subprocess.Popen[bytes], wait_s: float, name: Victim, workspace: Path, began: float) -> Kill | None:
     """None when the flow has ended before."""
-
-    def find() -> psutil.Process | None:
-        with suppress(psutil.NoSuchProcess):
-            return _find(name, psutil.Process(flow.pid))
-        return None
-
     with suppress(subprocess.TimeoutExpired):
         flow.wait(wait_s)
     while flow.poll() is None:
-        victim = find()
-        if victim is not None:
-            with suppress(psutil.NoSuchProcess):
+        with suppress(psutil.NoSuchProcess):
+            if victim := _find(name, psutil.Process(flow.pid)):
                 stage = _being_made(workspace, flow.pid)
                 victim.kill()
                 return Kill(name, round(time.monotonic() - began, 2), stage)
@@ -240,18 +233,20 @@ def _kill(flow: subprocess.Popen[bytes], wait_s: float, name: Victim, workspace:
 def _find(victim: Victim, flow: psutil.Process) -> psutil.Process | None:
     if victim == "flow":
         return flow
-    children = [child for child in flow.children() if child.status() != psutil.STATUS_ZOMBIE]
+    children = _live_children(flow)
     if victim == "server":
         return next((child for child in children if _API_SERVER in child.cmdline()), None)
     for child in children:
         command = child.cmdline()
         if any(word.startswith("luffy.stages.") for word in command):
             return child
-        if _WARM_SERVER in command:
-            forked = [stage for stage in child.children() if stage.status() != psutil.STATUS_ZOMBIE]
-            if forked:
-                return forked[0]
+        if _WARM_SERVER in command and (forked := _live_children(child)):
+            return forked[0]
     return None
+
+
+def _live_children(process: psutil.Process) -> list[psutil.Process]:
+    return [child for child in process.children() if child.status() != psutil.STATUS_ZOMBIE]
 
 
 def _being_made(workspace: Path, flow: int) -> str:
@@ -259,10 +254,8 @@ def _being_made(workspace: Path, flow: int) -> str:
     for path in workspace.glob(f"runs/*/{RUN_FILE}"):
         record = json.loads(path.read_text(encoding="utf-8"))
         if record.get("pid") == flow:
-            unfinished = [
-                name for name, made in record["stages"].items() if not Path(made["directory"], MANIFEST_FILE).exists()
-            ]
-            return unfinished[-1] if unfinished else ""
+            stages = {name: Path(made["directory"], MANIFEST_FILE) for name, made in record["stages"].items()}
+            return next((name for name in reversed(stages) if not stages[name].exists()), "")
     return ""
 
 
@@ -294,21 +287,11 @@ def show(chain: int, attempt: Attempt, num_before: int) -> None:
     sys.stdout.flush()
 
 
-def write_csv(path: Path, chains: Sequence[Sequence[Attempt]], are_equal: Sequence[bool]) -> None:
+def write_csv(path: Path, rows: Sequence[Mapping[str, object]]) -> None:
     """A row a kill."""
-    with path.open("w", newline="") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        header = "kill", "chain", "attempt", "victim", "at_s", "stage", "exit_code", "to_end_s", "equal", "problems"
-        writer.writerow(header)
-        number = 0
-        for chain, attempts in enumerate(chains):
-            equal = "" if chain >= len(are_equal) else "yes" if are_equal[chain] else "no"
-            for index, attempt in enumerate(attempts):
-                for kill in attempt.kills:
-                    number += 1
-                    ended = ("", "") if kill.to_end_s is None else (kill.exit_code, kill.to_end_s)
-                    place = number, chain + 1, index + 1, kill.victim, kill.at_s, kill.stage
-                    writer.writerow((*place, *ended, equal, "; ".join(attempt.problems)))
+    table = pd.DataFrame(rows, range(1, len(rows) + 1), COLUMNS)
+    table["exit_code"] = table["exit_code"].astype("Int64")  # integers, although some are missing
+    table.to_csv(path, index_label="kill", lineterminator="\n")
 
 
 def main() -> int:
@@ -316,10 +299,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("overrides", nargs="*", metavar="key.path=value")
     parser.add_argument("--workspace", type=Path, required=True, help="for all its workspaces, and its own record")
-    parser.add_argument("--config", default=CONFIG)
+    parser.add_argument("--config", default="exp_configs/arithmetic.yaml")
     parser.add_argument("--kills", type=int, default=100)
     parser.add_argument("--mean-s", type=float, default=35.0, help="mean time to a kill")
-    parser.add_argument("--patience-s", type=float, default=3600.0, help="for a run that nothing kills")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     folder = options.workspace.resolve()
@@ -328,34 +310,32 @@ def main() -> int:
     if undisturbed.exit_code != 0 or undisturbed.problems:
         sys.exit(f"the undisturbed run failed: {undisturbed}")
     print(f"reference: {undisturbed.seconds:.0f} s", flush=True)
-    chains: list[list[Attempt]] = []
-    are_equal: list[bool] = []
-    num_kills, num_problems = 0, 0
-    while num_kills < options.kills:
-        chains.append([])
-        number = len(chains)
+    rows: list[dict[str, object]] = []
+    number, num_equal, num_problems = 0, 0, 0
+    while len(rows) < options.kills:
+        number, own, attempts = number + 1, [], []
         pipeline = replace(reference, workspace=folder / f"chain-{number}")
-        while not any(attempt.exit_code == 0 for attempt in chains[-1]):
-            generator = Random(f"{options.seed} {number} {len(chains[-1])}")
-            planned = islice(draws(generator, options.mean_s), options.kills - num_kills)
-            attempt = disturb(pipeline, planned, options.patience_s)
-            chains[-1].append(attempt)
-            show(number, attempt, num_kills)
-            num_kills, num_problems = num_kills + len(attempt.kills), num_problems + len(attempt.problems)
-            write_csv(folder / CSV, chains, are_equal)
+        while not any(attempt.exit_code == 0 for attempt in attempts):
+            generator = Random(f"{options.seed} {number} {len(attempts)}")
+            planned = islice(draws(generator, options.mean_s), options.kills - len(rows + own))
+            attempt = disturb(pipeline, planned)
+            show(number, attempt, len(rows + own))
+            attempts.append(attempt)
+            where = {"chain": number, "attempt": len(attempts), "problems": "; ".join(attempt.problems)}
+            own += [where | asdict(kill) for kill in attempt.kills]
+            write_csv(folder / CSV, rows + own)
             if attempt.exit_code != 0 and not attempt.kills:
                 sys.exit(f"chain {number} cannot be finished: {attempt.problems}")
         found = differences(promised(pipeline.workspace), promised(reference.workspace))
         for line in found:
             print(f"  DIFFERS {line}", flush=True)
-        num_problems += len(found)
-        are_equal.append(not found)
-        write_csv(folder / CSV, chains, are_equal)
+        num_problems += sum(len(attempt.problems) for attempt in attempts) + len(found)
+        num_equal += not found
+        rows += [row | {"equal": "no" if found else "yes"} for row in own]
+        write_csv(folder / CSV, rows)
         if not found:  # else it is kept, to be looked at
             shutil.rmtree(pipeline.workspace)
-    print(
-        f"{num_kills} kills in {len(chains)} chains, {sum(are_equal)} equal to the reference; {num_problems} problems."
-    )
+    print(f"{len(rows)} kills in {number} chains, {num_equal} equal to the reference; {num_problems} problems.")
     return 1 if num_problems else 0
 
 

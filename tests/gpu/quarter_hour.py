@@ -24,15 +24,16 @@ import argparse
 import importlib.util
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
@@ -83,21 +84,15 @@ def parts(cache: Path, miniature: bool) -> dict[str, Part]:
     python = sys.executable
     update, against = (str(ROOT / "tests" / "benchmarks" / f"{name}.py") for name in ("gpu_update", "against_trl"))
     layouts = [f"{size}/{name}" for name in ("packed", "packed, compiled", "padded") for size in ("0.5B", "1.5B")]
+    layouts = ["tiny/packed", "tiny/padded"] if miniature else layouts
     steps = ["tiny" if miniature else "0.5B", "2"]  # after the first, which is printed too
     one = [python, against, "--one"]
     return {
-        "update": Part(
-            [[python, update, *(["tiny/packed", "tiny/padded"] if miniature else layouts)]],
-            limit_s=100,
-            shown=r"rows, |torch",
-        ),
+        "update": Part([[python, update, *layouts]], 100, shown=r"rows, |torch"),
         "rl": Part([[*one, "luffy", *steps, "colocated", str(cache)]], 210, needs=("vllm", "ray"), shown=STEPS),
         "trl": Part([[*one, "trl", *steps, "colocated-8", str(cache)]], 190, needs=("trl", "vllm"), shown=STEPS),
         "tests": Part(
-            _tests(miniature),
-            limit_s=220,
-            needs=("pytest",),
-            shown=r"FAILED|ERROR|^E  |graphs, |mean gap|^=.* in [\d.]+s",
+            _tests(miniature), 220, needs=("pytest",), shown=r"FAILED|ERROR|^E  |graphs, |mean gap|^=.* in [\d.]+s"
         ),
         "guided": Part(
             [[python, str(ROOT / "tests" / "gpu" / "guided.py"), str(cache / "guided"), *["--miniature"] * miniature]],
@@ -141,19 +136,16 @@ def run_part(name: str, part: Part, limit_s: float, cache: Path, report: Report)
     """Run a part to its end or its limit; returns how it ended. Nothing that it has started lives on."""
     mark, deadline, failed = f"{os.getpid()}-{name}", time.monotonic() + limit_s, []
     environment = _environment(cache) | {MARK: mark}
+    pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "errors": "replace"}
 
     def read(process: subprocess.Popen[str]) -> None:
-        assert process.stdout is not None
         for raw in process.stdout:
             text = raw.rstrip()
             is_result = bool(text) and bool(re.search(part.shown, text)) and not re.search(UNFINISHED, text)
             report.line(f"{name}: {text}", is_result=is_result)
 
     for command in part.commands:
-        process = subprocess.Popen(
-            command, cwd=ROOT, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT, text=True, errors="replace", start_new_session=True,
-        )  # fmt: skip
+        process = subprocess.Popen(command, start_new_session=True, cwd=ROOT, env=environment, text=True, **pipes)
         reader = threading.Thread(target=read, args=(process,), daemon=True)
         reader.start()
         try:
@@ -173,11 +165,8 @@ def _environment(cache: Path) -> dict[str, str]:
     foreign = ("MASTER_ADDR", "MASTER_PORT", "RANK", "LOCAL_RANK", "WORLD_SIZE")
     given = {name: value for name, value in os.environ.items() if name not in foreign}
     path = os.pathsep.join([str(ROOT), *filter(None, [given.get("PYTHONPATH")])])
-    caches = {
-        "VLLM_CACHE_ROOT": str(cache / "vllm"),
-        "TORCHINDUCTOR_CACHE_DIR": str(cache / "inductor"),
-        "TRITON_CACHE_DIR": str(cache / "triton"),
-    }
+    folders = {"VLLM_CACHE_ROOT": "vllm", "TORCHINDUCTOR_CACHE_DIR": "inductor", "TRITON_CACHE_DIR": "triton"}
+    caches = {name: str(cache / folder) for name, folder in folders.items()}
     # Nothing of vLLM is to be compiled by nvcc, and titles of processes must not cover their mark.
     vllm = {"VLLM_LOGGING_LEVEL": "INFO", "VLLM_USE_FLASHINFER_SAMPLER": "0", "SPT_NOENV": "1"}
     return given | OFFLINE | caches | vllm | {"PYTHONPATH": path, "PYTHONUNBUFFERED": "1"}
@@ -185,19 +174,15 @@ def _environment(cache: Path) -> dict[str, str]:
 
 def end_marked(mark: str) -> None:
     """Kill every process with this mark until none is left, or none that can be killed."""
-    deadline = time.monotonic() + KILL_WAIT_S
-    while (found := list(_marked(mark))) and time.monotonic() < deadline:
-        for process in found:
-            with suppress(psutil.NoSuchProcess):
-                process.kill()
+    deadline, found = time.monotonic() + KILL_WAIT_S, [psutil.Process()]
+    while found and time.monotonic() < deadline:
+        found = []
+        for process in psutil.process_iter():
+            with suppress(psutil.Error, OSError):
+                if process.status() != psutil.STATUS_ZOMBIE and process.environ().get(MARK) == mark:
+                    process.kill()
+                    found.append(process)
         psutil.wait_procs(found, timeout=2)
-
-
-def _marked(mark: str) -> Iterator[psutil.Process]:
-    for process in psutil.process_iter():
-        with suppress(psutil.Error, OSError):
-            if process.status() != psutil.STATUS_ZOMBIE and process.environ().get(MARK) == mark:
-                yield process
 
 
 def gpu_mib() -> int:
@@ -230,17 +215,16 @@ def main() -> int:
     parser.add_argument("--cache", type=Path, default=Path(tempfile.gettempdir()) / "luffy-quarter-hour")
     parser.add_argument("--miniature", action="store_true", help="tiny sizes, also without a GPU")
     given = parser.parse_args()
-    if not given.miniature and gpu_mib() == 0 and subprocess.call(["sh", "-c", "command -v nvidia-smi >/dev/null"]):
+    if not given.miniature and shutil.which("nvidia-smi") is None:
         print("no NVIDIA GPU here (nvidia-smi is missing): --miniature tries all parts on a CPU", file=sys.stderr)
         return 2
     given.cache.mkdir(parents=True, exist_ok=True)
     known = parts(given.cache, given.miniature)
     total_s = given.total or (3600.0 if given.miniature else 560.0)
-    if given.miniature:
-        known = {name: replace(part, limit_s=SLOWER * part.limit_s) for name, part in known.items()}
     names = given.only.split(",")
+    slower = {name: SLOWER * part.limit_s for name, part in known.items() if given.miniature}
     pairs = (pair.partition("=") for pair in given.limits.split(",") if pair)
-    limits = {name: float(seconds) for name, _, seconds in pairs}
+    limits = slower | {name: float(seconds) for name, _, seconds in pairs}
     if unknown := {*names, *limits} - known.keys():
         parser.error(f"unknown: {', '.join(sorted(unknown))}; the parts are {', '.join(known)}")
     return run_all(known, names, limits, total_s, given.cache, Report(given.out))

@@ -36,7 +36,6 @@ def policy_of(config: Qwen2Config, **settings: object) -> Policy:
 
 def updates(policy: Policy, config: Qwen2Config) -> Iterator[tuple[float, float, float]]:
     """For each: the graphs that are compiled by then, its seconds, and its operations."""
-    assert policy.flops is not None
     for num_rows in NUM_ROWS:
         rows = batch(config, num_rows)
         began = time.perf_counter()
