@@ -3,7 +3,10 @@
 Each takes what was tried before, oldest first, and gives what is tried next; none knows of the other's representation.
 """
 
+import math
 from collections.abc import Sequence
+
+import numpy as np
 
 History = Sequence[tuple[float, float]]
 """The dose and the share of right rows of each earlier group."""
@@ -67,3 +70,23 @@ def adaprefix_share(windows: History, target: float = 0.5, first: float = 0.5) -
             root, margin = left + (target - below[1]) / slope, 0.1 * (right - left)
             share = sorted((left + margin, root, right - margin))[1]
     return share
+
+
+def seele_dose(rounds: History, target: float = 0.5) -> float:
+    """arXiv 2509.06923: where b + (1 - b) / (1 + exp(-k (d - m))), of least squares over two rounds or more, meets the
+    target; among all curves of a grid, which closes in on the best of them. The bounds are the preset's."""
+    whole = [(math.log(0.5), math.log(50.0)), (-1.0, 2.0), (0.0, 0.9 if len(rounds) > 2 else 0.0)]
+    ends = whole
+    for _ in range(24):
+        log_k, m, b = np.meshgrid(*(np.linspace(*each, 31) for each in ends), indexing="ij")
+        curves = [b + (1 - b) / (1 + np.exp(-np.exp(log_k) * (dose - m))) for dose, _ in rounds]
+        errors = sum((curve - rate) ** 2 for curve, (_, rate) in zip(curves, rounds, strict=True))
+        best = [float(axis.flat[np.argmin(errors)]) for axis in (log_k, m, b)]
+        ends = [
+            (max(low, at - 0.3 * (last - first)), min(high, at + 0.3 * (last - first)))
+            for at, (first, last), (low, high) in zip(best, ends, whole, strict=True)
+        ]
+    k, middle, least = math.exp(best[0]), *best[1:]
+    if least >= target:
+        return 0.0
+    return min(max(middle - math.log((1 - target) / (target - least)) / k, 0.0), 1.0)

@@ -54,6 +54,8 @@ RL = RLConfig(
 )
 DEAL = 4
 """Seed of the deal. A filter may leave five groups of six: one update takes two of them, the other three."""
+OWN_TEACHERS = ("rlrt", "hdpo")
+"""Their teacher is the policy before the first update, in another prompt; all others have a model of its own."""
 METHODS = [name for name in available_presets("methods") if name not in (*SUPERVISED, "ppo")]
 
 
@@ -87,7 +89,8 @@ def make_learner(preset: str, passes: int = 1, **settings: object) -> Learner:
     policy, teachers = Policy(loaded_model(where), RL.optimizer, where, "float32"), None
     if config.needs_teacher:
         top_k = config.divergence.top_k if config.divergence else None
-        teacher = DistillationTeacher(frozen(2), None, 0, top_k, config.needs_teacher_entropy)
+        scored = policy if preset in OWN_TEACHERS else frozen(2)
+        teacher = DistillationTeacher(scored, None, 0, top_k, config.needs_teacher_entropy)
         teachers = Teachers([teacher], policy, config.divergence)
     return Learner(policy, config, rl, pad_id=0, reference=reference, teachers=teachers)
 
@@ -108,7 +111,7 @@ def _logps(first_preset: str) -> list[list[Tensor]]:
     the whole vocabulary."""
     rows, _ = trajectories(first_preset, num_groups=NUM_GROUPS)
     shown = [replace(row, prompt_ids=row.teacher_prompt_ids or row.prompt_ids) for row in rows]
-    models = [tiny_model(seed).double() for seed in (0, 1, 2)]
+    models = [tiny_model(seed).double() for seed in (0, 1, 0 if first_preset in OWN_TEACHERS else 2)]
     with torch.no_grad():
         logps = [
             [evaluate(model, row)[0] for row in texts] for model, texts in zip(models, (rows, rows, shown), strict=True)

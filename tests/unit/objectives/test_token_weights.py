@@ -148,6 +148,13 @@ def test_one_trace_beside_seven_rollouts_of_its_length_weighs_one_eighth() -> No
     assert (on.sum(), off.sum()) == (pytest.approx(7 / 8), pytest.approx(1 / 8))
 
 
+@pytest.mark.parametrize(("name", "own"), [("first", [1, 0, 0]), ("second", [0, 1, 0])])
+def test_a_gate_on_a_teacher_by_its_name_is_open_to_its_rows_alone(name: str, own: list[int]) -> None:
+    objective = replace(objective_of(term(SURROGATE, gate=GateConfig(taught=name))), teachers=("first", "second"))
+    batch = row_batch([Row(3, teacher=0), Row(3, teacher=1), Row(3)])
+    assert token_weights(objective, batch, alone)[0].sum(dim=-1).tolist() == pytest.approx(own)
+
+
 @pytest.mark.parametrize("mode", MODES)
 def test_denominators_are_summed_over_ranks(mode: str) -> None:
     objective, batch = objective_of(term(SURROGATE, mode=mode)), row_batch(ROWS)

@@ -277,6 +277,8 @@ def test_hdpo_learns_beside_a_group_that_fails_from_right_rows_that_saw_the_answ
         assert step.metrics["rollout/num_drawn"] == len(own) == 8 * PROMPTS
         assert step.metrics["reward/mean"] == fmean(row.reward for row in own)
         assert step.metrics["batch/num_rows"] == sum(len(group.learned) for group in step.groups)
+        learned = [row for update in step.updates(1, 2) for row in update]
+        assert not any(row.advantage or row.accuracy for row in learned if row.trajectory.is_hinted)
 
 
 def test_a_refinement_is_compared_with_the_seven_rollouts_that_stay(run: Runs) -> None:

@@ -3,6 +3,7 @@
 import json
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import TypeAdapter
+from reference.doses import seele_dose
 from synthetic.trajectories import row_of
 
 from luffy.config.starts import Dose, StartConfig, TracePrefix
@@ -74,7 +76,7 @@ def asked(dose: object, *uniform: float, step: int = 1, index: int = 0, count: i
         (DIFFICULTY, (0.9,), {"bare": 0.25}, 0.65),
         (DIFFICULTY, (0.9,), {"bare": None}, 0.2),
         ({**DIFFICULTY, "noise": 0.1}, (0.75,), {"bare": 1.0}, 0.25),
-        ({**DIFFICULTY, "noise": 0.4}, (0.75,), {"bare": 0.0}, 1.0),
+        ({**DIFFICULTY, "noise": 0.6}, (0.75,), {"bare": 0.0}, 1.0),
         (LEVELS, (), {}, 0.1),
         (LEVELS, (), {"known": {"level": 3}}, 0.4),
         (BISECTION, (0.3,), {}, 0.3),
@@ -92,6 +94,7 @@ def asked(dose: object, *uniform: float, step: int = 1, index: int = 0, count: i
         (ROOT, (), {"known": {"share": 0.8, "success": 0.0}}, 0.9),
         ({**ROOT, "envelope": FALLING}, (), {"step": 91}, 0.1),
         ({"kind": "fit", "first": 0.7}, (), {}, 0.7),
+        ({"kind": "fit", "first": 0.7}, (), {"tried": (StartRound(0.7, ()),)}, 0.7),
     ],
 )  # fmt: skip
 def test_doses_by_hand(dose: object, uniform: tuple[float, ...], ask: dict[str, Any], expected: float) -> None:
@@ -164,6 +167,21 @@ def test_a_fitted_dose_by_hand(tried: list[tuple[float, float]], expected: float
     assert asked({"kind": "fit"}, tried=rounds) == fitted_dose(tuple(tried), 0.5)
 
 
+@pytest.mark.parametrize(
+    "rounds",
+    [
+        [(0.0, 0.25), (0.6, 0.375), (0.7, 0.75), (0.8, 0.75)],
+        # Each bound of the fit: the slope's, the middle's and the least success's; success that falls with the dose.
+        [(0.2, 0.6), (0.8, 0.5)],
+        [(0.4, 0.0), (0.44, 0.25)],
+        [(0.0, 0.625), (0.6, 0.25), (1.0, 0.5)],
+        [(0.1, 0.5), (0.4, 0.625), (0.9, 1.0)],
+    ],
+)
+def test_a_fitted_dose_is_on_the_best_of_all_curves(rounds: list[tuple[float, float]]) -> None:
+    assert fitted_dose(tuple(rounds), 0.5) == pytest.approx(seele_dose(rounds), abs=0.01)
+
+
 @given(middle=st.floats(0.2, 0.8), slope=st.floats(4, 20), least=st.floats(0, 0.3), num=st.integers(2, 4))
 def test_a_fitted_dose_meets_the_target_on_the_curve_that_was_tried(middle, slope, least, num):
     least = least if num > 2 else 0.0  # two points do not show it
@@ -199,16 +217,21 @@ def group_of(uid: str, dose: float | None, success: float, num: int = 4) -> Grou
         # A dose that lies above the interval has been overtaken by another group of the prompt.
         (BISECTION, [(0.6, 0.25), (0.8, 0.5), (0.4, 0), (0.9, 0)], "interval",
          [[0.6, 1], [0, 0.8], [0.4, 0.8], [0.9, 1]]),
-        (FRONTIER, [(0.8, 0), (0.5, 1), (0.75, 1), (0.25, 0.25), (0.25, 0.5)], "frontier", [1, 0.5, 0.5, 0.5, 0.25]),
+        (FRONTIER, [(0.8, 0), (0.5, 1), (0.75, 1), (0.25, 0.25), (0.25, 0.5), (0.75, 0)], "frontier",
+         [1, 0.5, 0.5, 0.5, 0.25, 0.25]),
         # In every third step times the mean of the two before over its own; nothing where one of them is 0.
         (RATIO, [(1, 0.25), (1, 0.5), (1, 0.5), (1, 0.25), (1, 0.5), (1, 0.75)], "share",
          [None, None, 0.6, 0.6, 0.6, 0.3]),
         (RATIO, [(1, 0), (1, 0), (1, 0.5), (1, 0.5), (1, 0.5), (1, 0)], "share", [None] * 6),
         (RATIO, [(1, 1), (1, 1), (1, 0.25)], "share", [None, None, 1.0]),
+        ({**RATIO, "every": 1}, [(1, 0.5), (1, 0.25), (1, 0.5)], "share", [None, None, 0.6]),
         # Two steps are one point: to the middle of what is not tried, then to the root between two points.
         (ROOT, [(0.5, 0), (0.5, 0.5), (0.75, 0.75), (0.75, 0.75)], "share", [None, 0.75, 0.75, 0.625]),
         (ROOT, [(0.5, 0), (0.5, 0), (0.9, 1), (0.9, 1), (0.4, 1), (0.4, 1)], "share",
          [None, 0.75, 0.75, 0.7, 0.7, 0.2]),
+        # A root at an end of the bracket stays a tenth away from it; a failure above the bracket opens it.
+        (ROOT, [(0.5, 0), (0.5, 0), (0.9, 0.5), (0.9, 0.5), (0.95, 0.25), (0.95, 0.25)], "share",
+         [None, 0.75, 0.75, 0.86, 0.86, 0.975]),
         (ROOT, [(0.5, 0.5), (0.5, 0.5)], "share", [None, 0.25]),
         (ROOT, [(0.5, 0), (0.5, 1), (0.5, 1)], "success", [0, 0.5, 0.75]),
     ],
@@ -219,6 +242,8 @@ def test_what_a_prompts_groups_teach_by_hand(dose, seen, name, known):
     for step, (shown, success) in enumerate(seen, start=1):
         taught.observe(step, [group_of("p", shown, success)])
         found.append(taught.known_to(step + 1)("p").get(name))
+        other = taught.known_to(step + 1)("q")
+        assert not other if taught.is_of_prompt else "success" not in other, "a prompt without a visit"
     assert found == [value if value is None else pytest.approx(value) for value in known]
 
 
@@ -235,6 +260,17 @@ def test_a_group_without_the_start_teaches_accuracy_alone_and_an_open_one_nothin
     same = one.known_to(3)("p") == other.known_to(3)("p")
     assert same == (dose is not RATIO)
     assert dose is not RATIO or one.known_to(3)("p")["accuracies"] == [0.25, 0.5]
+
+
+@pytest.mark.parametrize("dose", [LEVELS, BISECTION, FRONTIER, ROOT, RATIO])
+def test_rows_without_the_start_beside_those_with_it_count_in_the_accuracy_alone(dose: Mapping[str, object]) -> None:
+    first, found = group_of("p", 0.6, 0.25), []
+    for group in (first, replace(first, trajectories=(*first.trajectories, *[row_of(1.0)] * 4))):
+        taught = memory(dose)
+        taught.observe(1, [group])
+        found.append(taught.known_to(2)("p"))
+    assert (found[0] == found[1]) == (dose is not RATIO)
+    assert dose is not RATIO or found[1]["accuracies"] == [0.625]
 
 
 @pytest.mark.parametrize("dose", [0.5, FALLING, EVEN, SEARCH, DIFFICULTY, LADDER, {"kind": "fit"}])

@@ -199,6 +199,16 @@ def test_the_gradient_of_luffy_does_not_depend_on_recorded_log_probabilities() -
     assert relative_l2(_gradients_of(dataclasses.replace(step, terms=chosen), batch), found[0]) > 0.01
 
 
+def test_without_old_log_probabilities_they_are_the_present_ones_as_constants() -> None:
+    """A phase with a single update does not compute them."""
+    batch, step = make_batch("dapo", _model()), step_of("dapo")
+    own_BT, unknown_BT = _policy().logprobs(batch), torch.full_like(batch.logp_old_BT, torch.nan)
+    known, found = (
+        _gradients_of(step, dataclasses.replace(batch, logp_old_BT=old_BT)) for old_BT in (own_BT, unknown_BT)
+    )
+    assert relative_l2(found, {name: gradient.double() for name, gradient in known.items()}) < TOLERANCE
+
+
 def test_reported_gradient_norm_is_the_one_before_clipping() -> None:
     gradients, _ = reference_step("luffy", _model())
     norm = float(sum(gradient.square().sum() for gradient in gradients.values()).sqrt())

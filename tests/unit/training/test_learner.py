@@ -43,7 +43,7 @@ from luffy.training import update_metrics
 from luffy.training.batching import Shard, shard_rows, stream_indices
 from luffy.training.checkpoint import CheckpointStore
 from luffy.training.critic import Critic, value_loss
-from luffy.training.learner import Learner, TrainerSpec
+from luffy.training.learner import Learner, TeacherSpec, TrainerSpec
 from luffy.training.policy import FrozenPolicy, MovingReference, Policy
 from luffy.training.policy_model import Adapter, PolicyModel
 from luffy.training.ranks import LocalRanks
@@ -218,6 +218,35 @@ def test_the_kl_of_a_step_is_against_the_policy_after_the_last_refresh_or_their_
         if step % every == 0:
             average = {name: mixup * after[name].double() + (1 - mixup) * average[name] for name in average}
     assert_close(weights_of(reference), average, atol=0 if mixup == 1 else 1e-6)
+
+
+@pytest.mark.parametrize(
+    ("weights", "share"),
+    [
+        ("weights: current", 1.0),
+        ("weights: start", 0.0),
+        ("weights: start, follows: {refresh_every: 1, mixup: 0.25}", 0.25),
+    ],
+)
+def test_a_policy_that_teaches_itself_has_the_weights_of_its_setting(weights: str, share: float, tmp_path) -> None:
+    """After an RL step: its own, those of the start, or so far on the way between them."""
+    teacher = f"rl.teachers.self={{kind: self, shows: peer, {weights}}}"
+    settings = rl_settings("chain=rl", "method=rlrt", teacher, "rl.optimizer.lr=1e-2")
+    start, (rows, index) = tmp_path / "model", trajectories("rlrt", num_groups=NUM_GROUPS)
+    tiny_model().save_pretrained(start)
+    spec = TrainerSpec(
+        settings, execution(), start, tmp_path, longest=64, pad_id=0, teachers={"self": TeacherSpec(start, 64)}
+    )
+    rank = spec.open_rank()
+    rank.learn(shard_of(rows, index, "rlrt"), 1)
+    rank.follow(1)
+    (scorer,), wanted, scored = rank._learner.teachers.scorers, tiny_model(), batch()
+    before = FrozenPolicy(tiny_model(), execution(), 1.0).logprobs(scored)
+    for name, weight in rank.policy.weights():
+        wanted.get_parameter(name).data.lerp_(weight, share)
+    expected_BT = FrozenPolicy(wanted, execution(), 1.0).logprobs(scored)
+    torch.testing.assert_close(scorer.model.logprobs(scored), expected_BT, rtol=0, atol=1e-5)
+    assert (rank.policy.logprobs(scored) - before).abs().max() > 0.01
 
 
 def test_an_average_in_bfloat16_keeps_shares_that_its_model_would_round_away() -> None:
