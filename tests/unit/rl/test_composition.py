@@ -209,19 +209,21 @@ def test_exgrpo_replays_the_latest_success_where_that_is_asked_for(run: Runs) ->
 
 def test_traces_may_be_for_prompts_on_which_earlier_steps_failed(run: Runs) -> None:
     """Twelve steps are three epochs: every prompt is judged by the one or two groups that it had before."""
-    found = run("luffy", "objective.group.starts.trace.when={pass_rate_at_most: 0.3, memory: 0.5}", steps=12)
+    most = 2 / 7
+    found = run("luffy", f"objective.group.starts.trace.when={{pass_rate_at_most: {most}, memory: 0.5}}", steps=12)
     rates: dict[str, float] = {}
     seen = Counter()
     for step in found.steps:
         for group in step.groups:
-            guided = HAS_TRACE[group.uid] and rates.get(group.uid, 0.0) <= 0.3
+            guided = HAS_TRACE[group.uid] and rates.get(group.uid, 0.0) <= most
             assert has_demonstration(group) == guided
             assert len(group.trajectories) == found.settings.objective.group.size, "others are rolled out in full"
             seen[guided, group.uid in rates] += 1
+            seen["at the bound"] += rates.get(group.uid) == most
         for group in step.groups:
             before = rates.get(group.uid, group.accuracy)
             rates[group.uid] = 0.5 * before + 0.5 * group.accuracy
-    assert seen[True, True] and seen[False, True]
+    assert seen[True, True] and seen[False, True] and seen["at the bound"]
 
 
 def _right(rows: list[Trajectory]) -> list[Trajectory]:
