@@ -312,7 +312,7 @@ _EDGE = 0.1
 def next_root(target: float, low: Point, high: Point) -> float:
     """The next dose: a secant step inside the bracket; its middle while an end has not been tried."""
     least, most = (0.0 if low is None else low[0]), (1.0 if high is None else high[0])
-    if low is None or high is None or high[1] <= low[1]:
+    if low is None or high is None:
         return (least + most) / 2
     root = least + (target - low[1]) * (most - least) / (high[1] - low[1])
     edge = _EDGE * (most - least)
