@@ -248,12 +248,18 @@ def test_log_probabilities_and_entropies_are_those_of_the_whole_model(settings: 
 
 
 @pytest.mark.parametrize("settings", SPLITS, ids=str)
-def test_the_mean_probability_of_a_row_is_its_own_whatever_is_scored_beside_it(settings: dict[str, object]) -> None:
-    """Against float64, one row at a time: what decides among traces. Every third row has tokens that do not count."""
+def test_the_mean_probability_and_entropy_of_a_row_are_its_own_whatever_is_scored_beside_it(
+    settings: dict[str, object],
+) -> None:
+    """Against float64, one row at a time: what decides among traces, and among successes to replay. Every third row has
+    tokens that do not count."""
     rows, policy = trajectories("luffy")[0], _policy(**settings)
     rank, model = SimpleNamespace(policy=policy, _spec=SimpleNamespace(pad_id=0)), tiny_model().double()
     with torch.no_grad():
-        expected = [float(evaluate(model, row)[0].exp().mean()) for row in rows]
+        scored = [evaluate(model, row) for row in rows]
+    expected = [float(logp.exp().mean()) for logp, _ in scored]
+    entropies = [float(entropy.mean()) for _, entropy in scored]
+    assert TrainerRank.entropies(rank, rows) == pytest.approx(entropies, rel=1e-5)
     assert TrainerRank.mean_probabilities(rank, rows) == pytest.approx(expected, rel=1e-5)
     alone = [TrainerRank.mean_probabilities(rank, [row])[0] for row in rows[:6]]
     assert alone == pytest.approx(expected[:6], rel=1e-5)
