@@ -69,9 +69,12 @@ CPU = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").is_file() else 
 
 def kind_of_machine() -> str:
     """What the bits may depend on beside the code."""
-    vendor = re.search(r"vendor_id\s*: (\S+)", CPU)
-    matrices = " with AMX" if "amx_tile" in CPU else ""  # which vLLM's kernels use
-    return f"{vendor[1] if vendor else platform.machine()}{matrices}, torch {torch.__version__}"
+    vendor, model = (re.search(rf"^{what}\s*: (\S+)", CPU, re.MULTILINE) for what in ("vendor_id", "model"))
+    if vendor is None or model is None:
+        return f"{platform.machine()}, torch {torch.__version__}"
+    # Matrix units and caches of Intel's differ by model, and with them what vLLM computes.
+    which = vendor[1] if vendor[1] == "AuthenticAMD" else f"{vendor[1]} model {model[1]}"
+    return f"{which}, torch {torch.__version__}"
 
 
 def outputs(name: str, overrides: Sequence[str], workspace: Path) -> Mapping[str, str]:
