@@ -126,8 +126,16 @@ def require_columns(required: Sequence[str], found: Sequence[str], where: str, h
 def decoded(batch: pa.RecordBatch) -> Iterator[Mapping[str, object] | RowError]:
     """Yield the rows of a batch; one with a value that Python does not have as a `RowError`."""
     short = {column.name: column.type for column in batch.schema if _holds_short(column.type)}
+    for row in _rows_of(batch):
+        if short and not isinstance(row, RowError):
+            yield {**row, **{name: _as_written(row[name], kind) for name, kind in short.items()}}
+        else:
+            yield row
+
+
+def _rows_of(batch: pa.RecordBatch) -> Iterator[Mapping[str, object] | RowError]:
     try:
-        rows = batch.to_pylist(maps_as_pydicts="strict")
+        yield from batch.to_pylist(maps_as_pydicts="strict")
     except _NO_VALUE:
         for index in range(batch.num_rows):
             row: dict[str, object] = {}
@@ -139,10 +147,7 @@ def decoded(batch: pa.RecordBatch) -> Iterator[Mapping[str, object] | RowError]:
             except _NO_VALUE as error:
                 yield RowError(name, f"cannot be read: {error}")
             else:
-                yield row | {name: _as_written(row[name], kind) for name, kind in short.items()}
-    else:
-        for row in rows:
-            yield row | {name: _as_written(row[name], kind) for name, kind in short.items()} if short else row
+                yield row
 
 
 def _holds_short(kind: pa.DataType) -> bool:

@@ -174,11 +174,8 @@ def _enter(start_accuracy: float, known: dict[str, _Record], step: int, events: 
         if share == 1.0:
             known[uid] = _Record(1.0, ())
         elif is_recording and (uid in known or found):
-            latest: dict[str, _Success] = {}
-            for success in (
-                *before.successes,
-                *_successes(found),
-            ):  # of equal ones the last, with its log-probabilities
+            latest: dict[str, _Success] = {}  # of equal responses the last, with its log-probabilities
+            for success in (*before.successes, *_successes(found)):
                 latest.pop(success.digest, None)
                 latest[success.digest] = success
             known[uid] = _Record(share, tuple(latest.values())[-MAX_SUCCESSES:])

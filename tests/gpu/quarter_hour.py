@@ -31,7 +31,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -174,15 +174,19 @@ def _environment(cache: Path) -> dict[str, str]:
 
 def end_marked(mark: str) -> None:
     """Kill every process with this mark until none is left, or none that can be killed."""
-    deadline, found = time.monotonic() + KILL_WAIT_S, [psutil.Process()]
-    while found and time.monotonic() < deadline:
-        found = []
-        for process in psutil.process_iter():
-            with suppress(psutil.Error, OSError):
-                if process.status() != psutil.STATUS_ZOMBIE and process.environ().get(MARK) == mark:
-                    process.kill()
-                    found.append(process)
+    deadline = time.monotonic() + KILL_WAIT_S
+    while (found := list(_marked(mark))) and time.monotonic() < deadline:
+        for process in found:
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
         psutil.wait_procs(found, timeout=2)
+
+
+def _marked(mark: str) -> Iterator[psutil.Process]:
+    for process in psutil.process_iter():
+        with suppress(psutil.Error, OSError):
+            if process.status() != psutil.STATUS_ZOMBIE and process.environ().get(MARK) == mark:
+                yield process
 
 
 def gpu_mib() -> int:
